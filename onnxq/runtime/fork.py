@@ -6,6 +6,9 @@ everything that this process has in memory, so that a task may be any function. 
 Copies are made on Linux, and only of a process that is ours, as that of the command line is. Another program may hold
 locks in threads, which no one would open in the copy. Elsewhere the same tasks are done one after another.
 
+A task in a copy has one processor, as long as all processes have something to do. One that waits lends its processor to
+the others: what they begin from then on may run in threads.
+
 Tests: `tests/runtime/test_fork.py`.
 """
 
@@ -35,7 +38,7 @@ from onnxq.runtime.interruption import SignalThread, forget_process, note_proces
 from onnxq.runtime.ort_session import LIBRARIES
 from onnxq.runtime.ownership import is_own_process
 from onnxq.runtime.workers import worker_count
-from onnxq.targets.host import available_processors, one_processor
+from onnxq.targets.host import available_processors, is_lent, lent_processors, one_processor
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -56,6 +59,7 @@ def can_fork() -> bool:
     """
     return (
         is_own_process()
+        and not is_lent()
         and not LIBRARIES
         and sys.platform == "linux"
         and available_processors() > 1
@@ -79,7 +83,8 @@ def run_forked(
     there.
 
     Args:
-        function: Does a task; with one processor where copies do others.
+        function: Does a task; with one processor where copies do others, and in a copy with those of processes that
+            have nothing left to do.
         tasks: The tasks.
         done: Told how many are done.
         task_bytes: About what each takes in memory; see `worker_count`.
@@ -101,7 +106,7 @@ def run_forked(
             context.run(done, so_far, total)
 
     with single_threaded_blas(), one_processor(), unfollowed():
-        return _Run(function, tasks, told).on(count)
+        return _Run(function, tasks, told, _Shares(count, count)).on(count)
 
 
 @contextmanager
@@ -113,7 +118,7 @@ def in_copy(
     If there can be no copy, or it failed, that call does it. It has to be made inside.
 
     Args:
-        function: What to do; with one processor in a copy.
+        function: What to do; in a copy with one processor, and with all once this process waits for it.
         copies: Whether a copy may do it: it reads nothing that this process reads in the meantime.
         kind: The kind of work that it is to wait for the copy; see `Progress.task`.
         task_bytes: About what it takes in memory; see `worker_count`.
@@ -121,16 +126,19 @@ def in_copy(
     """
 
     def there(file: int) -> None:
-        with open(file, "wb", closefd=False) as written, one_processor(), unfollowed(), single_threaded_blas():
+        lent = lent_processors(shares.each)
+        with open(file, "wb", closefd=False) as written, lent, unfollowed(), single_threaded_blas():
             _write(written, 0, function())
 
     shared = copies and can_fork() and worker_count(task_bytes) > 1
+    shares = _Shares(2, worker_count(task_bytes))
     copy = _start_copy(there) if shared else None
     if copy is None:
         yield function
         return
 
     def result() -> R:
+        shares.lend(0)
         with suppress(ChildProcessError), working(kind):
             os.waitpid(copy.process, 0)
         found: dict[int, R] = _read(copy.file)
@@ -142,6 +150,28 @@ def in_copy(
         copy.end()
 
 
+class _Shares:
+    """How many processors each of some processes may use: those that have nothing left to do lend theirs.
+
+    Args:
+        processes: How many there are.
+        processors: How many they share.
+
+    """
+
+    def __init__(self, processes: int, processors: int) -> None:
+        self._idle, self._processors = mmap.mmap(-1, processes), processors  # a byte for each of them
+
+    def lend(self, number: int) -> None:
+        """Leave the processor of one process to the others."""
+        self._idle[number] = 1
+
+    def each(self) -> int:
+        """Return how many each of those at work may use at the moment."""
+        idle = sum(self._idle[:])
+        return max(self._processors // max(len(self._idle) - idle, 1), 1) if idle else 1
+
+
 @dataclass
 class _Run:
     """Some tasks that copies of this process share.
@@ -150,6 +180,7 @@ class _Run:
         function: Does a task.
         tasks: The tasks.
         done: Told how many are done.
+        shares: The processors of each process, this one first.
         results: Of the tasks, by their numbers.
 
     """
@@ -157,6 +188,7 @@ class _Run:
     function: Callable[[Any], Any]
     tasks: Sequence[Any]
     done: Done
+    shares: _Shares
     results: dict[int, Any] = field(default_factory=dict)
 
     def on(self, count: int) -> list[Any]:
@@ -167,10 +199,11 @@ class _Run:
         copies: list[_Copy] = []
         with mmap.mmap(-1, len(self.tasks)) as marks:
             try:
-                for _ in range(count - 1):
-                    copy = _start_copy(partial(self._share, numbers, marks))
+                for number in range(1, count):
+                    copy = _start_copy(partial(self._share, number, numbers, marks))
                     copies += [] if copy is None else [copy]
                 self._help(numbers, marks)
+                self.shares.lend(0)
                 self._wait([copy.process for copy in copies], marks)
                 for copy in copies:
                     self.results |= _read(copy.file)
@@ -203,12 +236,13 @@ class _Run:
     def _tell(self, marks: mmap.mmap) -> None:
         self.done(sum(marks[:]), len(self.tasks))
 
-    def _share(self, numbers: int, marks: mmap.mmap, file: int) -> None:
-        """Do tasks in a copy, and write what they give."""
-        with open(file, "wb", closefd=False) as written:
+    def _share(self, place: int, numbers: int, marks: mmap.mmap, file: int) -> None:
+        """Do tasks in a copy, which stands at a place among all processes, and write what they give."""
+        with open(file, "wb", closefd=False) as written, lent_processors(self.shares.each):
             while (number := _next(numbers)) is not None:
                 _write(written, number, self.function(self.tasks[number]))
                 marks[number] = 1
+        self.shares.lend(place)
 
 
 def _next(numbers: int) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -23,6 +23,7 @@ WIDTH = 32
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 OLD_QUOTA = tuple(Path(f"/sys/fs/cgroup/cpu/cpu.cfs_{name}_us") for name in ("quota", "period"))
 _limit: int | None = None
+_lent: Callable[[], int] | None = None  # in a copy of a process: how many others leave to it, which may grow
 _thread = local()  # `alone`: whether this thread shares the processors with others that do the same
 
 
@@ -34,8 +35,8 @@ def available_processors() -> int:
     if getattr(_thread, "alone", False):
         return 1
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = processor_quota()
-    return min(limit for limit in (count, _limit, quota) if limit is not None)
+    limits = count, _limit, processor_quota(), None if _lent is None else _lent()
+    return min(limit for limit in limits if limit is not None)
 
 
 @cache
@@ -60,9 +61,34 @@ def processor_quota() -> int | None:
 def processor_limit() -> int:
     """Return how many processors `limit_processors` leaves, 1 in a thread that is one of several; 0 without a limit.
 
-    It is no more than there are: onnxruntime would start as many threads as it is told.
+    It is no more than there are: onnxruntime would start as many threads as it is told. It is 1 in a process to which
+    others lend theirs, for a session keeps its threads.
     """
+    if is_lent():
+        return 1
     return available_processors() if _limit or getattr(_thread, "alone", False) else 0
+
+
+def is_lent() -> bool:
+    """Tell whether this process is one of several, to which others lend processors that they have no use for."""
+    return _lent is not None
+
+
+@contextmanager
+def lent_processors(count: Callable[[], int]) -> Iterator[None]:
+    """Let this process, a copy of one that shares its work, use as many processors as others leave to it, at least 1.
+
+    Args:
+        count: Tells how many those are at the moment.
+
+    """
+    global _lent  # a fact about the process
+    before, alone = _lent, getattr(_thread, "alone", False)
+    _lent, _thread.alone = count, False
+    try:
+        yield
+    finally:
+        _lent, _thread.alone = before, alone
 
 
 @contextmanager

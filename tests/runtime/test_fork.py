@@ -215,3 +215,20 @@ def test_without_copies_the_same_is_done_here(two, monkeypatch, reason):
     assert run_forked(lambda _: host.available_processors(), range(2)) == [left, left]
     with in_copy(host.available_processors) as result:
         assert result() == left
+
+
+@linux
+def test_a_process_without_tasks_lends_its_processor(two):
+    here, begun = os.getpid(), time.monotonic()
+
+    def left(_):
+        found = [host.available_processors()]
+        time.sleep(0.1)
+        while os.getpid() != here and found[-1] == 1 and time.monotonic() < begun + 10:
+            found.append(host.available_processors())
+        return os.getpid() == here, found[0], found[-1]
+
+    assert sorted(run_forked(left, range(2))) == [(False, 1, 2), (True, 1, 1)]
+    with in_copy(lambda: left(0)) as result:
+        time.sleep(0.1)
+        assert result() == (False, 1, 2)
