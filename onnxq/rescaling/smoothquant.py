@@ -23,6 +23,7 @@ from onnxq.rescaling.cross_layer import RescaledTensor, Rescaling, measured_inpu
 from onnxq.rescaling.factor_search import FactorCandidate, best
 from onnxq.rescaling.groups import AbsorbingConstant, linear_reader
 from onnxq.rescaling.outlier_split import add_outlier_product, clip, excess
+from onnxq.runtime.workers import run_in_order
 
 # Time of passes over a value, divided by that of the 8-bit product that reads it. A Mul counts for all columns of the
 # product together. Adding outliers counts for all its channels, and again for each outlier. Measured with 1536
@@ -76,15 +77,19 @@ def smooth(
         reader = linear_reader(node, 0)
         if reader is not None and node.op_type != "Conv" and node not in stored:
             by_value.setdefault(value, []).append(reader)
-    made = Rescaling()
-    for value, readers in by_value.items():
-        if not _pays(readers, least_columns):
-            continue
+    searched = [(value, readers) for value, readers in by_value.items() if _pays(readers, least_columns)]
+
+    def search(one: tuple[Value, list[AbsorbingConstant]]) -> tuple[FactorCandidate, float]:
+        value, readers = one
         reading = reading_of(stats, value, readers, [None] * len(readers))
         price, outlier_prices = prices(readers, least_gain)
         if any(reader.node in at_run_time for reader in readers):
             outlier_prices = {}
-        candidate, gain = best([reading], weight_share, price=price, outlier_prices=outlier_prices)
+        return best([reading], weight_share, price=price, outlier_prices=outlier_prices)
+
+    made = Rescaling()
+    found = list(run_in_order(search, searched))  # all, before the first change is described
+    for (value, readers), (candidate, gain) in zip(searched, found, strict=True):
         if candidate.exponent is not None or candidate.outliers:
             bounds = _range_of_others(stats[value.name][ChannelStats], candidate) if candidate.outliers else None
             patch, inserted = _insert(value, readers, candidate, bounds, opset)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -67,6 +68,8 @@ class WeightSpec:
 
 MOST_FLOORED = 64  # weights whose codes with a least scale are kept
 WeightKey = tuple[Tensor, WeightSpec]  # copies of a model share the tensors of their weights
+# Squared errors of weights rounded to nearest, which hang on nothing else: each trial of a model asks for the same
+_errors_to_nearest: WeakKeyDictionary[Tensor, dict[WeightSpec, float]] = WeakKeyDictionary()
 
 
 class Weights:
@@ -223,11 +226,15 @@ class Weights:
 
         """
         assert weight.constant is not None
-        key, coded = (weight.constant, self._as_run(coding)), self.codes(weight, coding, None, reader)
-        known = self._errors.get(key)
+        key = weight.constant, self._as_run(coding)
+        if key not in self._within and self._chosen_as(key) not in self._rounded:
+            known_here = _errors_to_nearest.setdefault(weight.constant, {})
+            if key[1] not in known_here:
+                known_here[key[1]] = _squared_error(weight, self.codes(weight, coding, None, reader))
+            return known_here[key[1]]
+        coded, known = self.codes(weight, coding, None, reader), self._errors.get(key)
         if known is None or known[0] is not coded:
-            codes, scales = coded
-            known = coded, float(np.square(codes * scales - weight.constant.numpy()).sum(dtype=np.float64))
+            known = coded, _squared_error(weight, coded)
             self._errors[key] = known
         return known[1]
 
@@ -572,6 +579,12 @@ def _pairs(weight: Tensor, coding: WeightSpec, largest: np.ndarray | None = None
     if largest is None:
         return full_pair_limits(weight.shape, coding.axes, coding.summed)
     return pair_limits(weight.shape, coding.axes, coding.summed, largest)
+
+
+def _squared_error(weight: Value, coded: RoundingResult) -> float:
+    assert weight.constant is not None
+    codes, scales = coded
+    return float(np.square(codes * scales - weight.constant.numpy()).sum(dtype=np.float64))
 
 
 def _nearest(

@@ -208,6 +208,7 @@ def test_the_error_of_a_table_is_found_once_for_all_variants(monkeypatch):
     assert found == pytest.approx(float(np.square(codes * scales - table).sum(dtype=np.float64)))
     monkeypatch.setattr(weights_module.np, "square", None)
     assert weights.error(model.copy().graph.values["w"], coding, "n") == found
+    assert Weights().error(value, coding, "n") == found  # and for all trials, which have codes of their own
 
 
 def test_the_whole_way_is_deterministic():
