@@ -18,7 +18,8 @@ from onnxq.ir.wire import VARINT, fields, read_varint
 # names the axis: https://onnx.ai/onnx/operators/onnx__Add.html, versions 6 and 7
 BROADCASTING = 7
 MAX_BROADCASTS = 8  # from here on Max takes a single input, and broadcasts
-PAD_OF_CODES = 11  # from here on Pad takes codes, and how many as an input; and Resize is the operator that it is today
+PAD_OF_CODES = 11  # from here on Pad takes codes, and how many as an input
+RESIZE_WITHOUT_ROI = 13  # from here on Resize may leave out `roi`
 # Operators of `ai.onnx` that give something else at every run
 RANDOM = frozenset(
     ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")

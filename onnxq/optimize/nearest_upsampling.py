@@ -15,7 +15,7 @@ import numpy as np
 
 from onnxq.ir import Graph, Model, Node, Patch
 from onnxq.ir.pass_manager import register_pass
-from onnxq.ir.schemas import PAD_OF_CODES
+from onnxq.ir.schemas import RESIZE_WITHOUT_ROI
 from onnxq.optimize.qdq import between_conversions, one_scale
 
 # With factor f, output i takes input floor(i / f) in all of these: https://onnx.ai/onnx/operators/onnx__Resize.html
@@ -54,12 +54,12 @@ def _factors(node: Node) -> list[float]:
     return [int(size) / side for size, side in zip(sizes.constant.numpy(), known, strict=False)]
 
 
-@register_pass(order=100, timed=True, operators=("Conv",), opset=PAD_OF_CODES)
+@register_pass(order=100, timed=True, operators=("Conv",), opset=RESIZE_WITHOUT_ROI)
 def double_codes(model: Model) -> Iterator[Patch]:
     """Write upsampling of codes by powers of two as doublings of single channels.
 
     Args:
-        model: A quantized model of operator set 11 or later. Its outputs stay the same to the bit.
+        model: A quantized model of operator set 13 or later. Its outputs stay the same to the bit.
 
     """
     for graph in model.graph.graphs():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 from helpers import build, floats, node
 from support import assert_same, simplified, written
@@ -30,6 +31,17 @@ SIZES = {
 def simple(nodes, constants, shape=("n", 3, 5, 4)):
     proto = build(nodes, {"x": list(shape)}, ["y"], {**CONSTANTS, **SIZES, **constants})
     return proto, simplified(proto, "tile_to_resize")
+
+
+def test_an_older_resize_needs_a_region_of_interest():
+    """Some models cannot be raised: a custom operator may stand in the way."""
+    nodes = [node("Reshape", "x s", "v"), node("Tile", "v t", "w"), node("Reshape", "w r", "y")]
+    sizes = {"s": np.int64([-1, 3, 5, 1, 4]), "t": np.int64([1, 1, 1, 2, 1]), "r": np.int64([-1, 3, 10, 4])}
+    for opset, count in ((12, 0), (13, 1)):
+        proto = build(nodes, {"x": ["n", 3, 5, 4]}, ["y"], sizes, opset=opset)
+        found = simplified(proto, "tile_to_resize")
+        assert sum(item.op_type == "Resize" for item in found.model.graph.nodes) == count
+        onnx.checker.check_model(onnx.ModelProto.FromString(found.model.serialize()), full_check=True)
 
 
 def feed(batch=2):

@@ -16,11 +16,11 @@ from onnxq.ir.graph import Graph, Node, Value
 from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch, named_after
+from onnxq.ir.schemas import RESIZE_WITHOUT_ROI
 from onnxq.ir.shape_inference.symbolic import Shapes, shapes_of
 from onnxq.ops.kernels.arrays import Array
 from onnxq.simplify.regions.trial_moves import MOST_ELEMENTS, VIEWS, numbered
 
-OPSET = 11  # the first Resize that says how it rounds; source: onnx operator specification, Resize-11
 RANK, SPATIAL = 4, (2, 3)
 NEAREST = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
 
@@ -32,7 +32,7 @@ class Repeated(NamedTuple):
     times: tuple[int, ...]
 
 
-@register_pass(order=270, opset=OPSET, note="rewrote {} Tile upsampling{s} as Resize")
+@register_pass(order=270, opset=RESIZE_WITHOUT_ROI, note="rewrote {} Tile upsampling{s} as Resize")
 def tile_to_resize(model: Model) -> Iterator[Patch]:
     """Describe one change for each chain of Tile and operators that move axes which comes to a Resize."""
     shapes = shapes_of(model)
