@@ -171,6 +171,9 @@ def _plan_hint(prepared: Prepared) -> str:
     types = {value.dtype for node in model.graph.nodes for value in node.inputs if value is not None}
     if TensorProto.DOUBLE in types and TensorProto.FLOAT not in types:
         return "Export it in float32: no float64 is quantized."
+    layout = next((warning for warning in prepared.warnings if warning.code == "processor-layout"), None)
+    if layout is not None:
+        return f"{layout.message}. {layout.remedy}"
     if NOT_FASTER in plan.reasons() and plan.recipe.name == "auto":
         return f"--recipe static-int8 or dynamic-int8 quantizes it all the same. {PLAN_HINT}"
     return PLAN_HINT

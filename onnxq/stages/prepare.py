@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +23,15 @@ from onnxq.stages.prepared import Prepared
 from onnxq.stages.strategy import Strategy, choose_strategy
 from onnxq.targets import Costs, load_costs
 from onnxq.targets.target import load_target
+from onnxq.text import counted
 from onnxq.warning import WarningLine
 
 FOUR_BIT_OPSET = 21  # of DequantizeLinear and Cast
 KEPT_OPSET = "kept opset {}, and what needs a newer one in float: {}"
 SEE_NAMES = "`onnxq plan` shows the names and operators of all nodes."
+# Domains of nodes in a model that onnxruntime saved with all its optimizations: `nchwc_transformer.cc`
+LAYOUT_DOMAINS = frozenset(("com.microsoft.nchwc", "com.ms.internal.nhwc"))
+BEFORE_LAYOUT = "Give the model from before that, or save it with ORT_ENABLE_BASIC."
 ROOM = 0.8  # how full a file may be by estimate before it is counted
 
 
@@ -89,7 +93,20 @@ def prepare(
     planned = Prepared(path, source, found.model, plan, notes, fast, found.original, strategy=strategy)
     prepared = _portable(replan_with_costs(planned, max_size), max_size)
     idle = chosen.idle_globs(node_labels(prepared.model), before)
-    return replace(prepared, warnings=tuple(WarningLine("ignored-option", sentence, SEE_NAMES) for sentence in idle))
+    warnings = [WarningLine("ignored-option", sentence, SEE_NAMES) for sentence in idle]
+    return replace(prepared, warnings=(*warnings, *_warn_of_layouts(prepared.model)))
+
+
+def _warn_of_layouts(model: Model) -> Iterator[WarningLine]:
+    """Warn of nodes that onnxruntime's own optimization has put into a layout, which have no quantized form."""
+    count = sum(node.domain in LAYOUT_DOMAINS for node in model.graph.walk())
+    if count:
+        verb = "is" if count == 1 else "are"
+        yield WarningLine(
+            "processor-layout",
+            f"{counted(count, 'node')} {verb} in a layout that onnxruntime chose for one processor, and stay float",
+            BEFORE_LAYOUT,
+        )
 
 
 def _portable(prepared: Prepared, most: int | None) -> Prepared:

@@ -1,4 +1,4 @@
-"""A model that cannot be converted is quantized in the forms that its opset has, and the report says so."""
+"""Models that cannot be converted keep the forms that their opset has; layouts of one processor are named."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxq import quantize
-from onnxq.errors import ModelError
+from onnxq import prepare, quantize
+from onnxq.errors import ModelError, NothingToQuantize
 from onnxq.runtime.session import open_session, run_session
 
 RNG = np.random.default_rng
@@ -73,3 +73,26 @@ def test_whoever_asks_for_one_form_is_refused_in_plain_words(tmp_path: Path) -> 
         quantize(tmp_path / "m.onnx", "static-int8", output=tmp_path / "q.onnx", samples=_samples(2))
     assert error.value.hint == "Export it again with opset 13 or newer."
     assert not (tmp_path / "q.onnx").exists()
+
+
+def _blocked(*after: onnx.NodeProto) -> onnx.ModelProto:
+    """Make a Conv in blocks of channels, as onnxruntime writes it with all its optimizations, and nodes behind it."""
+    nodes = [helper.make_node("Conv", ["x", "w"], ["c"], domain="com.microsoft.nchwc", strides=[4, 4]), *after]
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", [1, 16, 32, 32]), (nodes[-1].output[0], None))
+    )
+    graph = helper.make_graph(nodes, "g", [x], [y], [_weight((64, 16, 4, 4), "w"), _weight((4096, 512), "v")])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft.nchwc", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def test_a_layout_of_one_processor_is_warned_of() -> None:
+    rows = [helper.make_node("Flatten", ["c"], ["f"]), helper.make_node("MatMul", ["f", "v"], ["y"])]
+    (warning,) = prepare(_blocked(*rows), "dynamic-int8", with_data=False).warnings
+    assert warning.code == "processor-layout"
+    assert warning.message.startswith("1 node is in a layout that onnxruntime chose")
+    assert "ORT_ENABLE_BASIC" in warning.remedy
+    with pytest.raises(NothingToQuantize) as caught:
+        quantize(_blocked())
+    assert warning.message in caught.value.hint
