@@ -29,7 +29,7 @@ BESIDE = 1 << 20  # bytes from which on a weight stays in its file
 PACKING = "MatMulNBits"  # the operator that computes otherwise without packed weights
 PARAMETERS = slice(2, 4)  # of its inputs: scales and zero points
 PACKED = 64 << 20  # bytes of weights of a segment with those, which are in memory twice while it is opened
-MOST_PACKED = 128 << 20  # bytes of packed weights that stay in memory
+MOST_PACKED = 64 << 20  # bytes of packed weights that stay in memory; with twice as many, a run takes 6 % less time
 
 
 @dataclass(frozen=True)
