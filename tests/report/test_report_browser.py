@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,16 @@ def test_it_renders_and_the_console_stays_empty(report: Report, tmp_path: Path) 
     assert console == []
     assert elements.count("<svg ") >= 4
     assert f"{len(report.nodes)} of {len(report.nodes)} nodes" in elements  # the page's own script ran
+
+
+@pytest.mark.parametrize("width", [800, 400])
+def test_inputs_of_colour_pictures_are_not_cut(report: Report, tmp_path: Path, width: int) -> None:
+    (one,) = report.inputs
+    colours = tuple(replace(one.channels[0], mean=mean) for mean in (-0.0947, -0.163, 0.0447))
+    wide = replace(one, type="float32[DynamicDimension.0, 3, 224, 224]", channels=colours)
+    flags = (f"--window-size={max(width, 600)},900",)
+    found = measured(replace(report, inputs=(wide,)).to_html(), tmp_path, *flags, frame=width if width < 500 else 0)
+    assert found["cut"] == []
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1600, 1), (800, 0), (400, 1)])
