@@ -29,6 +29,8 @@ def refuse_missed(found: Verification, model: Path) -> None:
         return
     more = f"; and {len(missed) - MOST_MISSED} more" if len(missed) > MOST_MISSED else ""
     hint = f"Without thresholds, {USELESS:g} dB are asked for: give --min-sqnr for less." if found.bare else REMEDY
+    if found.made_up and not found.bare:
+        hint = "Give --data: random numbers say little about accuracy."
     if found.comparison is not None and found.comparison.uncompared():
         hint = "Look at the values of the samples, and at the float model."
     raise CheckFailed(f"{model}: {'; '.join(missed[:MOST_MISSED])}{more}", hint)

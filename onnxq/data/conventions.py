@@ -15,6 +15,7 @@ import numpy as np
 from onnxq.data.input_summary import InputSummary
 
 BYTE, SHORT = 255.0, 32768.0  # scales of pictures in 8 bit and of sound in 16 bit
+FAR_OUT, MOST_OUT = 2.0, 6.0  # times the range of ImageNet's: twice makes -11.4 … 9.9 of -2.1 … 2.6
 SLACK = 0.02  # how far values may lie outside a convention's range, as a share of it
 
 
@@ -98,6 +99,8 @@ def other_values(summary: InputSummary) -> Iterator[OtherValues]:
                 yield _converted(own, other, summary)
     if len(summary.channels) == 3 and summary.channel_axis is not None:
         yield _swapped(summary.channel_axis)
+        if _is_twice(summary.values.least, summary.values.greatest):
+            yield _once(summary.channel_axis)
     for scale in (BYTE,) if summary.channel_axis is not None else (BYTE, SHORT):
         yield _scaled(f"values {scale:.0f} times as large", scale)
         yield _scaled(f"values divided by {scale:.0f}", 1 / scale)
@@ -143,6 +146,23 @@ def _swapped(axis: int) -> OtherValues:
 
     words = "the channels in the other order: RGB instead of BGR, or BGR instead of RGB"
     return OtherValues(words, change, "the channels in the other order", "channels=bgr, or channels=rgb")
+
+
+def _is_twice(least: float, greatest: float) -> bool:
+    """Whether values lie as far out as those that ImageNet's mean and deviation were applied to twice."""
+    low, high = IMAGENET.range
+    return low * FAR_OUT > least > low * MOST_OUT and high * FAR_OUT < greatest < high * MOST_OUT
+
+
+def _once(axis: int) -> OtherValues:
+    """Return the values that ImageNet's mean and deviation were applied to, perhaps for the second time."""
+    shape = [-1 if place == axis else 1 for place in range(4)]
+    mean, std = (np.asarray(figures).reshape(shape) for figures in (IMAGENET.mean, IMAGENET.std))
+
+    def change(array: np.ndarray) -> np.ndarray:
+        return np.asarray(array.astype(np.float64) * std + mean, array.dtype)
+
+    return OtherValues(f"{IMAGENET.words} applied once: it seems to be twice", change, f"{IMAGENET.words}, once")
 
 
 def _scaled(words: str, scale: float) -> OtherValues:

@@ -110,3 +110,9 @@ def test_layers_need_a_float_model_whether_shown_or_not(cli, quantized: Path) ->
         code, _, err = cli("verify", "q.onnx", option)
         assert code == 2
         assert err.startswith(f"error: {option} needs a float model")
+
+
+def test_a_threshold_that_random_numbers_miss_asks_for_data(cli, quantized: Path) -> None:
+    result = cli("verify", "q.onnx", "--against", "digits_cnn.onnx", "--no-layers", "--min-sqnr", 99)
+    assert result.code == 1
+    assert result.err.splitlines()[-1] == "hint: Give --data: random numbers say little about accuracy."

@@ -107,6 +107,13 @@ def test_batchnorm_tells_another_convention_and_names_the_right_one(expects: Con
     assert expects.words in found[0][1] or expects.recipe in found[0][1]
 
 
+def test_batchnorm_tells_a_normalization_that_was_applied_twice() -> None:
+    images = as_convention(as_convention(pictures(), IMAGENET), IMAGENET)
+    (found,) = warnings(build(IMAGENET, folded=False), images)
+    assert found[0] == "wrong-normalization"
+    assert found[1].endswith("what fits: ImageNet's mean and deviation applied once: it seems to be twice.")
+
+
 def test_batchnorm_tells_swapped_channels() -> None:
     """Right data are warm: red is bright, blue is dark."""
     images = pictures() * np.array([1.0, 0.5, 0.1], np.float32).reshape(1, 3, 1, 1)
