@@ -25,6 +25,7 @@ from onnxq.verification.records import Comparison, Contribution, Decoding, Laten
 
 Cell = str | Text
 MOST_REASONS = 12  # lines; the rest is counted
+MOST_ALIKE = 3  # nodes that returned to float for one reason; others are counted
 MOST_OUTPUTS = 20
 MOST_CONTRIBUTIONS = 15
 MOST_INPUTS = 16
@@ -203,9 +204,8 @@ def node_tables(report: Report) -> Iterator[RenderableType]:
     ]
     yield columns(("became", "nodes", "operators"), rows, right=(1,))
     if report.returned:
-        nodes = [node for node in report.nodes if node.name in report.returned]
         yield ""
-        yield columns(("returned to float", "because"), [(node.name, node.reason) for node in nodes])
+        yield columns(("returned to float", "because"), _returned_rows(report))
     left = Counter(n.reason for n in report.nodes if n.scheme is None and n.name not in report.returned)
     reasons = left.most_common()
     if reasons:
@@ -219,6 +219,21 @@ def node_tables(report: Report) -> Iterator[RenderableType]:
     if report.notes:
         yield ""
         yield columns(("notes",), [(note,) for note in report.notes])
+
+
+def _returned_rows(report: Report) -> list[tuple[Cell, ...]]:
+    """Pair nodes that returned to float with the reason; many with one reason share a row."""
+    alike: dict[str, list[str]] = {}
+    for node in report.nodes:
+        if node.name in report.returned:
+            alike.setdefault(node.reason, []).append(node.name)
+    rows: list[tuple[Cell, ...]] = []
+    for reason, names in alike.items():
+        most = MOST_ALIKE if len(names) > MOST_ALIKE + 1 else len(names)  # as below
+        rows += [(name, reason) for name in names[:most]]
+        if names[most:]:
+            rows.append((f"{len(names) - most} more", reason))
+    return rows
 
 
 def plan_tables(report: Report) -> Iterator[RenderableType]:

@@ -127,6 +127,17 @@ def test_reasons_are_summed_up_where_that_saves_lines(report: Report, count: int
     assert ("other reasons" in text) == (count == 14)
 
 
+def test_many_nodes_that_returned_to_float_for_one_reason_are_counted(report: Report) -> None:
+    nodes = [NodeReport(f"n{i}", "Conv", None, "in 8 bit it made 1 % of the error") for i in range(100)]
+    nodes += [NodeReport(f"m{i}", "Conv", None, "in 8 bit it made 9 % of the error") for i in range(4)]
+    returned = replace(report, nodes=tuple(nodes), returned=tuple(node.name for node in nodes))
+    lines = [line.split()[:2] for line in render(report_tables(returned), 100).splitlines() if "of the error" in line]
+    assert lines == [
+        *(["n0", "in"], ["n1", "in"], ["n2", "in"], ["97", "more"]),
+        *(["m0", "in"], ["m1", "in"], ["m2", "in"], ["m3", "in"]),
+    ]
+
+
 def test_a_node_that_was_returned_to_float_is_explained_once(report: Report) -> None:
     text = " ".join(render(report_tables(replace(report, returned=("relu",))), 200).split())
     assert text.count(REASON) == 1
