@@ -122,6 +122,7 @@ def test_wheel_and_source_install_and_work(tmp_path: Path) -> None:
     assert not [name for name in names if name.startswith("tests/")]
     with tarfile.open(archive) as packed:
         assert any(name.endswith("/LICENSE") for name in packed.getnames())
+        assert not [name for name in packed.getnames() if "/tests/" in name]
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     python = tmp_path / "venv" / "bin" / "python"
     for built in (wheel, archive):
