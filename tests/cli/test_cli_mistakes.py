@@ -85,6 +85,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "verify m.onnx d.npz": ("d.npz is no model", "Write `onnxq verify m.onnx -d d.npz`."),
     "quantize sub/m.onnx": ("sub/m.onnx does not exist", "in a submodule of git: `git submodule update --init`"),
     "plan m.onnx a b c d e f": ("'a', 'b', 'c', 'd' and 2 more arguments", "See `onnxq plan --help`."),
+    "verify m.int8.onnx --against m.onnx": ("m.int8.onnx does not exist", "Build it: `onnxq quantize m.onnx`."),
     "quantize mm.onnx": ("mm.onnx does not exist", "Did you mean 'm.onnx'?"),
     "quantize M.ONNX": ("M.ONNX does not exist", "Did you mean 'm.onnx'?"),
     "plan m": ("m does not exist", "Did you mean 'm.onnx'?"),

@@ -79,6 +79,7 @@ CORE_ML_TYPES = range(200, 4000)  # fields of Core ML's Model, one for each kind
 CAFFE_LAYER = 100
 TENSOR_DATA = {4, 5, 7, 9, 10, 11, 13}  # fields of TensorProto that hold numbers
 TENSOR = FileFormat("an ONNX tensor, not a model", "Give the model first, and the folder of the tensors with --data.")
+BUILT = ".int8.onnx"  # the end of what quantizing names by default
 TEXT = 4096  # bytes that tell a text
 
 
@@ -156,6 +157,13 @@ def submodule_hint(path: Path) -> str:
     return ""
 
 
+def _not_built(path: Path) -> str:
+    """Say how to make a quantized model whose float model is there."""
+    source = path.with_name(path.name.removesuffix(BUILT) + ".onnx")
+    is_there = path.name.endswith(BUILT) and source.is_file()
+    return f"Build it: `onnxq quantize {shlex.quote(str(source))}`." if is_there else ""
+
+
 def missing_model(path: Path) -> ModelError:
     """Make the error for a model that is not there, with what was meant perhaps."""
     url = address(path)
@@ -164,7 +172,7 @@ def missing_model(path: Path) -> ModelError:
     if url is None and any(sign in path.name for sign in "*?"):
         return _pattern(path)
     if url is None:
-        hint = similar_model(path) or submodule_hint(path) or "Check the path of the model."
+        hint = _not_built(path) or similar_model(path) or submodule_hint(path) or "Check the path of the model."
         if "\\" in path.name:  # it is a name here, and the folders of a path on Windows
             hint = f"Write / between folders: {path.as_posix().replace(chr(92), '/')}."
         return ModelError(f"{path} does not exist", hint)
