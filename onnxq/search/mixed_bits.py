@@ -39,11 +39,13 @@ from onnxq.stages.finish import finalize
 from onnxq.stages.measure import choose_qparams
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, replan
+from onnxq.stages.strategy import finishes_in_memory
 from onnxq.targets.target import load_target
 
 USUAL = 4  # bits of a weight where only a loss is limited
 SCHEMES: dict[int, SchemeName] = {2: "weight-int2", 4: "weight-int4", 8: "weight-int8"}  # by bits
 ELSEWHERE = "weights"  # any name of a file for weights
+LITTLE_MORE = 1.05  # of the size of a mean of bits, which all weights in 4 bits may take: fewer bits cost far more
 TRIALS = 4  # of choices for a size
 ROOM = 64  # bytes for each weight, by which names and lengths may differ
 
@@ -162,9 +164,9 @@ def mixed_weights(
 
 
 def _scale_bytes(prepared: Prepared) -> int:
-    """Return the bytes of a scale in the file: its few bits fit into 16, as `finalize` stores them in memory."""
+    """Return the bytes of a scale in the file: few bits fit into 16, as `finalize` stores those of a small result."""
     narrow = load_target(prepared.plan.recipe.scheme.target).stored == "cast-mul"
-    return SCALE // 2 if narrow and prepared.strategy.tries_variants else SCALE
+    return SCALE // 2 if narrow and finishes_in_memory(prepared.model) else SCALE
 
 
 def _possible(prepared: Prepared, job: BlockJob, coding: Coding) -> bool:
@@ -274,6 +276,9 @@ def keep_to_mean(
 ) -> Prepared:
     """Plan with the bits of least loss that take no more bytes than so many bits for each code.
 
+    All weights have 4 bits in longer blocks where that takes little more. SmolLM2 rises by 1.23 in perplexity then, in
+    4.26 bits a weight. In 4.10 bits, 29 of 210 weights have 2, and it rises by 2.00.
+
     Args:
         prepared: The float model and its plan.
         samples: What losses are measured on.
@@ -286,7 +291,11 @@ def keep_to_mean(
 
     """
     weights = mixed_weights(prepared, samples, spool)
-    chosen = bits_for_size(weights, sum(weight.size(weight.own(bits)) for weight in weights))
+    # The mean of a large model is that of scales in 32 bits, as others store them: 0.8 of their four bits
+    sized = weights if prepared.strategy.tries_variants else [replace(weight, scale=SCALE) for weight in weights]
+    room = sum(weight.size(weight.own(bits)) for weight in sized)
+    longest = sum(weight.size(weight.smallest(USUAL)) for weight in weights)
+    chosen = bits_for_size(weights, longest if room < longest <= LITTLE_MORE * room else room)
     return replan(prepared, {**prepared.plan.choices, **_choices(weights, chosen)})
 
 
