@@ -19,7 +19,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
 
 from onnxq.errors import ExitCode, OnnxqError
-from onnxq.runtime.delayed_signals import delay
+from onnxq.runtime.delayed_signals import delay, send_later
 from onnxq.runtime.interruption import end_on_signals
 from onnxq.runtime.ownership import own_process
 from onnxq.text import write_plainly
@@ -55,6 +55,24 @@ class _Interrupts:
         raise KeyboardInterrupt
 
     @contextmanager
+    def _ignored_no_more(self) -> Iterator[None]:
+        """Raise again what Python ignores, and prints, in callbacks of weak references and in finalizers."""
+        before = sys.unraisablehook
+
+        def again(found: sys.UnraisableHookArgs) -> None:
+            if self.seen is None or not isinstance(found.exc_value, KeyboardInterrupt):
+                before(found)
+                return
+            self._last = False
+            send_later(self.seen)
+
+        sys.unraisablehook = again
+        try:
+            yield
+        finally:
+            sys.unraisablehook = before
+
+    @contextmanager
     def watched(self, *, to_the_end: bool) -> Iterator[None]:
         """Watch for Ctrl-C, SIGTERM and SIGHUP, unless another handler does or they are ignored, as in a background
         job.
@@ -74,7 +92,8 @@ class _Interrupts:
         for number in watched:
             signal.signal(number, self.handle)
         try:
-            with end_on_signals(watched if to_the_end else (), _end_bar):
+            ignored = self._ignored_no_more() if watched else nullcontext()
+            with ignored, end_on_signals(watched if to_the_end else (), _end_bar):
                 yield
         finally:
             for number, default in watched.items():

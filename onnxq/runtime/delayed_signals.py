@@ -34,8 +34,13 @@ def delay(number: int, frame: FrameType | None) -> bool:
     """
     if not _is_undisturbed(frame):
         return False
-    threading.Timer(LATER, _send_again, [number]).start()
+    send_later(number)
     return True
+
+
+def send_later(number: int) -> None:
+    """Send a signal again a moment later."""
+    threading.Timer(LATER, _send_again, [number]).start()
 
 
 def _is_undisturbed(frame: FrameType | None) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from interrupted_import import fork_at_signal, load_at_signal
+from interrupted_import import drop_at_signal, fork_at_signal, load_at_signal
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.cli import boundary
@@ -171,9 +171,11 @@ def test_ctrl_c_at_any_time(folder: Path, delay: float) -> None:
         assert not left
 
 
-@pytest.mark.parametrize(("reach", "reached"), [(load_at_signal, "loaded"), (fork_at_signal, "forked")])
+@pytest.mark.parametrize(
+    ("reach", "reached"), [(load_at_signal, "loaded"), (fork_at_signal, "forked"), (drop_at_signal, "dropped")]
+)
 def test_no_interrupt_comes_where_it_does_harm(reach: Callable[[int, list[str]], None], reached: str) -> None:
-    """An exception would abort the process in an extension that is being loaded, and be lost at a fork."""
+    """An exception would abort the process in an extension that is being loaded, and be lost in some callbacks."""
     done: list[str] = []
     interrupts = boundary._Interrupts()
     started = time.monotonic()

@@ -1,8 +1,9 @@
-"""A module of Python that loads extensions and one that forks, as a signal finds them: for tests of handlers."""
+"""A module of Python that loads extensions, one that forks, and a callback, as a signal finds them: for tests."""
 
 import os
 import signal
 import time
+import weakref
 from typing import Any
 
 # Its file name is what handlers know it by
@@ -21,6 +22,24 @@ def load_at_signal(number: int, done: list[str]) -> None:
     exec(compile(LOADER, "<frozen importlib._bootstrap_external>", "exec"), names)
     names["ExtensionFileLoader"]().exec_module()
     time.sleep(10)  # as for a task
+
+
+class _Unlocked:
+    """As the import system drops the lock of a module: a weak reference to it has a callback."""
+
+
+def drop_at_signal(number: int, done: list[str]) -> None:
+    """Be in the callback of a weak reference when a signal comes, and wait for 10 s; Python ignores errors there."""
+
+    def callback(reference: object) -> None:
+        done.append("dropped")
+        signal.raise_signal(number)
+
+    lock = _Unlocked()
+    reference = weakref.ref(lock, callback)
+    del lock
+    time.sleep(10)
+    del reference
 
 
 FORK = """
