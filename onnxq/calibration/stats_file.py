@@ -17,7 +17,7 @@ import numpy as np
 
 from onnxq.calibration.stats import KINDS, Stats, TensorStats
 from onnxq.errors import DataError, OutputError
-from onnxq.ir.storage.temporary import named_temporary
+from onnxq.ir.storage.temporary import temporary_file
 
 T = TypeVar("T")
 FORMAT = "onnxq statistics 3"
@@ -66,9 +66,8 @@ def write_arrays(path: Path, columns: Mapping[str, np.ndarray], *, force: bool =
     """
     if path.exists() and not force:
         raise OutputError(f"{path} exists already", "Use --force to replace it, or choose another place.")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with named_temporary(temporary):
+        with temporary_file(path) as temporary:
             with temporary.open("wb") as file:
                 (np.savez_compressed if compress else np.savez)(file, allow_pickle=False, **columns)
                 file.flush()
@@ -76,8 +75,6 @@ def write_arrays(path: Path, columns: Mapping[str, np.ndarray], *, force: bool =
             temporary.replace(path)
     except OSError as error:
         raise OutputError(f"{path} cannot be written ({error.strerror})", "Choose another place.") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def load_stats(path: str | Path, expected: str | None = None) -> tuple[Stats, str]:

@@ -123,31 +123,32 @@ def run(argv: Sequence[str] | None) -> int:
         return _interrupted(interrupts.seen, at_once=argv is None)
     except BrokenPipeError:
         return _without_stdout(BROKEN_PIPE)
-    except OnnxqError as error:
+    except MemoryError:
+        _say("there is not enough memory for this model", "Close other programs, or use a machine with more.")
+        return int(ExitCode.ERROR)
+    except Exception as error:
         if interrupts.seen:  # a run that was told to stop
             return _interrupted(interrupts.seen, at_once=argv is None)
+        return _failed(error, arguments)
+
+
+def _failed(error: Exception, arguments: list[str]) -> int:
+    """Say what went wrong, and return the exit code."""
+    if isinstance(error, OnnxqError):
         _say(error.message, error.hint, error.warnings)
         if error.exit_code is ExitCode.BUG:
             _tell_log(error, arguments)
         return int(error.exit_code)
-    except OSError as error:  # a disk that is full, a file that went away: nothing that a log would tell more about
-        if interrupts.seen:
-            return _interrupted(interrupts.seen, at_once=argv is None)
+    if isinstance(error, OSError):  # a disk that is full, a file that went away: a log would tell no more
         if not _has_folder():
             _say("the working folder has been deleted", "Go to another folder, and run it again.")
             return int(ExitCode.ERROR)
         _say(f"{error.filename or 'a file or stdout'} cannot be read or written ({error.strerror or error})", DISK)
         return _without_stdout(ExitCode.ERROR)
-    except MemoryError:
-        _say("there is not enough memory for this model", "Close other programs, or use a machine with more.")
-        return int(ExitCode.ERROR)
-    except Exception as error:
-        if interrupts.seen:
-            return _interrupted(interrupts.seen, at_once=argv is None)
-        lines = str(error).strip().splitlines()
-        _say(f"onnxq hit a bug: {type(error).__name__}: {lines[0] if lines else ''}".rstrip(" :"), "")
-        _tell_log(error, arguments)
-        return int(ExitCode.BUG)
+    lines = str(error).strip().splitlines()
+    _say(f"onnxq hit a bug: {type(error).__name__}: {lines[0] if lines else ''}".rstrip(" :"), "")
+    _tell_log(error, arguments)
+    return int(ExitCode.BUG)
 
 
 def _has_folder() -> bool:

@@ -209,7 +209,7 @@ def node_tables(report: Report) -> Iterator[RenderableType]:
     left = Counter(n.reason for n in report.nodes if n.scheme is None and n.name not in report.returned)
     reasons = left.most_common()
     if reasons:
-        most = MOST_REASONS if len(reasons) > MOST_REASONS + 1 else len(reasons)  # a line about one line saves none
+        most = _shown(len(reasons), MOST_REASONS)
         shown = [(str(count), reason) for reason, count in reasons[:most]]
         rest = sum(count for _, count in reasons[most:])
         if rest:
@@ -221,15 +221,20 @@ def node_tables(report: Report) -> Iterator[RenderableType]:
         yield columns(("notes",), [(note,) for note in report.notes])
 
 
+def _shown(count: int, most: int) -> int:
+    """Return how many of some lines to show; a line about one line that is left out would save none."""
+    return most if count > most + 1 else count
+
+
 def _returned_rows(report: Report) -> list[tuple[Cell, ...]]:
-    """Pair nodes that returned to float with the reason; many with one reason share a row."""
+    """Pair nodes that returned to float with the reason; of many with one reason, a few are named."""
     alike: dict[str, list[str]] = {}
     for node in report.nodes:
         if node.name in report.returned:
             alike.setdefault(node.reason, []).append(node.name)
     rows: list[tuple[Cell, ...]] = []
     for reason, names in alike.items():
-        most = MOST_ALIKE if len(names) > MOST_ALIKE + 1 else len(names)  # as below
+        most = _shown(len(names), MOST_ALIKE)
         rows += [(name, reason) for name in names[:most]]
         if names[most:]:
             rows.append((f"{len(names) - most} more", reason))

@@ -5,12 +5,11 @@ Tests: `tests/report/test_report_html.py`.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from onnxq.errors import OutputError
 from onnxq.ir import check_output
-from onnxq.ir.storage.temporary import named_temporary
+from onnxq.ir.storage.temporary import temporary_file
 from onnxq.report.html import check_extra
 from onnxq.report.model import Report
 
@@ -62,13 +61,10 @@ def write_text(path: Path, content: str) -> None:
         OutputError: The disk is full, or the folder is not writable.
 
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        # names of files need not be UTF-8
-        with named_temporary(temporary):
+        with temporary_file(path) as temporary:
+            # names of files need not be UTF-8
             temporary.write_text(content, encoding="utf-8", errors="backslashreplace")
             temporary.replace(path)
     except OSError as error:
         raise OutputError(f"{path} cannot be written ({error.strerror})", "Choose another place.") from error
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -59,11 +59,12 @@ def quantized(model: Path, data: Path, jobs: int) -> Taken:
 
 
 def family(process: int) -> list[int]:
-    """Return a process and all that come of it."""
+    """Return a process and all that come of it, also from its threads."""
     found = [process]
     for one in found:
         with suppress(OSError):
-            found += [int(child) for child in Path(f"/proc/{one}/task/{one}/children").read_text().split()]
+            for children in Path(f"/proc/{one}/task").glob("*/children"):
+                found += [int(child) for child in children.read_text().split()]
     return found
 
 

@@ -21,6 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from bench_jobs import family, memory
+
 LOOK = 0.015  # seconds
 MEMORY_EVERY = 12  # looks
 NANO = 1e9
@@ -38,16 +40,6 @@ class Taken(NamedTuple):
         return self.alone + self.together / jobs
 
 
-def family(process: int) -> list[int]:
-    """Return a process and all that come of it, also from its threads."""
-    found = [process]
-    for one in found:
-        with suppress(OSError):
-            for children in Path(f"/proc/{one}/task").glob("*/children"):
-                found += [int(child) for child in children.read_text().split()]
-    return found
-
-
 def threads(process: int) -> Iterator[tuple[int, int, bool]]:
     """Yield each thread: its number, nanoseconds of processors, and whether it runs or could."""
     with suppress(OSError):
@@ -57,15 +49,6 @@ def threads(process: int) -> Iterator[tuple[int, int, bool]]:
                 taken = int(Path(f"{place}/schedstat").read_text().split()[0])
                 state = Path(f"{place}/stat").read_text().rpartition(")")[2].split()[0]
                 yield int(thread), taken, state in "RD"
-
-
-def memory(process: int) -> float:
-    """Return the proportional share of a process in MB; 0 once it has ended."""
-    with suppress(OSError):
-        for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) / 1024
-    return 0.0
 
 
 def measured(command: list[str]) -> Taken:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from onnxq.ir.storage.external import release
-from onnxq.ir.storage.temporary import named_temporary
+from onnxq.ir.storage.temporary import temporary_file
 from onnxq.ir.wire import Chunk, Pending
 
 try:
@@ -37,29 +37,19 @@ def write_together(files: dict[Path, Sequence[Chunk]]) -> None:
     """
     for path in files:
         clean_up(path)
-    temporary = {path: temporary_path(path) for path in files}
-    with named_temporary(*temporary.values()):
-        try:
-            for path, chunks in files.items():
-                with temporary[path].open("wb") as file:
-                    lock(file)
-                    for chunk in chunks:
-                        _write_chunk(file, chunk)
-                    file.flush()
-                    os.fsync(file.fileno())
-            if len(files) > 1:
-                list(files)[-1].unlink(missing_ok=True)
-            for path, written in temporary.items():
-                written.replace(path)
-        finally:
-            for written in temporary.values():
-                with contextlib.suppress(FileNotFoundError):
-                    written.unlink()
-
-
-def temporary_path(path: Path) -> Path:
-    """Return the name that a file has until it is whole."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with contextlib.ExitStack() as stack:
+        temporary = {path: stack.enter_context(temporary_file(path)) for path in files}
+        for path, chunks in files.items():
+            with temporary[path].open("wb") as file:
+                lock(file)
+                for chunk in chunks:
+                    _write_chunk(file, chunk)
+                file.flush()
+                os.fsync(file.fileno())
+        if len(files) > 1:
+            list(files)[-1].unlink(missing_ok=True)
+        for path, written in temporary.items():
+            written.replace(path)
 
 
 def _write_chunk(file: BinaryIO, chunk: Chunk) -> None:

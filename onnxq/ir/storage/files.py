@@ -14,8 +14,9 @@ from onnxq.errors import ModelError, OutputError
 from onnxq.ir.graph import Value
 from onnxq.ir.model import Model
 from onnxq.ir.proto_fields import GRAPH_INITIALIZER
-from onnxq.ir.storage.atomic_write import temporary_path, write_together
+from onnxq.ir.storage.atomic_write import write_together
 from onnxq.ir.storage.formats import address
+from onnxq.ir.storage.temporary import temporary_path
 from onnxq.ir.stored_tensor import StoredTensor
 from onnxq.ir.wire import Chunk, Pending, length
 

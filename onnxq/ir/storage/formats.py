@@ -121,7 +121,7 @@ def similar_model(path: Path) -> str:
         names = sorted(found.name for found in path.parent.iterdir() if found.suffix == ".onnx")
     except (OSError, ValueError):
         return ""
-    made = f"{path.stem}.int8.onnx"  # what quantizing gives, not what it takes
+    made = f"{path.stem}{BUILT}"  # what quantizing gives, not what it takes
     names = [name for name in names if name != made]
     given = path.name.lower().strip()
     same = [name for name in names if given in (name.lower(), name.lower().removesuffix(".onnx"))]

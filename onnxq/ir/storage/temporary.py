@@ -9,6 +9,7 @@ Tests: `tests/ir/test_temporary.py`.
 from __future__ import annotations
 
 import atexit
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -28,6 +29,22 @@ def named_temporary(*paths: Path) -> Iterator[None]:
     finally:
         for path in paths:
             _named.pop(path, None)
+
+
+def temporary_path(path: Path) -> Path:
+    """Return the name that a file has until it is whole."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+@contextmanager
+def temporary_file(path: Path) -> Iterator[Path]:
+    """Yield the name under which a file is written; the owner renames it once it is whole, or it goes."""
+    temporary = temporary_path(path)
+    with named_temporary(temporary):
+        try:
+            yield temporary
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
