@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxq.calibration.blocks import BlockMeter
-from onnxq.calibration.float_runs import MOST_THREADS, WORTH, float_runs, run_samples
+from onnxq.calibration.float_runs import MOST_THREADS, WORTH, FloatRuns, float_runs, run_samples
 from onnxq.calibration.nonfinite_weights import blaming_weights
 from onnxq.calibration.stats import StatisticFactory, Stats, basic_kinds
 from onnxq.data.samples import Samples, input_specs
@@ -39,6 +39,7 @@ def calibrate(
     kinds: StatisticFactory = basic_kinds,
     trial: bool = False,
     meter: BlockMeter | None = None,
+    runs: FloatRuns | None = None,
 ) -> Stats:
     """Measure values of the float model over all samples.
 
@@ -53,9 +54,9 @@ def calibrate(
         progress: Called with the number of samples done and the total (None while unknown), first with 0.
         threads: Most samples that run at a time, and threads for onnxruntime; 0 for as many as there are processors.
         kinds: Makes the statistics to collect for a tensor of that name.
-        trial: Run onnxruntime, in a fraction of the time: for what is judged, at a resolution that the last bits of
-            float32 do not reach, and not kept.
+        trial: Run onnxruntime, in a fraction of the time: for what no last bit of float32 decides, and is not kept.
         meter: Takes the statistics of each block of samples in place of `kinds`; what is returned is then empty.
+        runs: What `ready_to_measure` gave for the same arguments.
 
     Raises:
         DataError: A sample does not fit the model or makes it fail, a value is not finite, or there are no samples.
@@ -67,12 +68,12 @@ def calibrate(
     total = samples.count if isinstance(samples, Samples) else len(samples) if isinstance(samples, Sequence) else None
     stats = Stats(kinds) if meter is None else meter.start()
     looks: dict[str | Value, Callable[[Any], None]] = {value: _look(lambda: stats, value) for value in inner}
-    runs = float_runs(model, list(taps.values()), looks, threads, trial=trial) if taps or looks else None
-    if progress:
-        progress(0, total)
-    kind = "measure roughly" if trial else "measure"
+    if runs is None and (taps or looks):
+        runs = float_runs(model, list(taps.values()), looks, threads, trial=trial)
+    tell = progress or (lambda done, total: None)
+    tell(0, total)
     executor = ThreadPoolExecutor(min(worker_count(), MOST_THREADS))
-    with working(kind) as advance, blaming_weights(model), executor as pool:
+    with working("measure roughly" if trial else "measure") as advance, blaming_weights(model), executor as pool:
         for done, (index, sample, results) in enumerate(run_samples(runs, _checked(samples, model)), 1):
             for name in fed:
                 stats.add(name, _floats(name, sample[name]), f"an input of the model, sample {index}")
@@ -80,8 +81,7 @@ def calibrate(
             stats.samples += 1
             stats = stats if meter is None else meter.hand_over(stats)
             advance(done, total)
-            if progress:
-                progress(done, total)
+            tell(done, total)
     for half in stats.halves():
         half.finish()  # here, where parts of the samples are measured side by side, and once for all who ask
     del runs
@@ -89,6 +89,21 @@ def calibrate(
     if not stats.samples and meter is None:
         raise DataError("there are no samples to calibrate with", "Give at least one; 32 to 200 make good ranges.")
     return stats
+
+
+def ready_to_measure(model: Model, values: Sequence[Value], *, trial: bool = False) -> FloatRuns | None:
+    """Make the float model ready once for several calls of `calibrate` with the same values.
+
+    Returns:
+        None where nothing is to run, or where values inside bodies are measured: each call looks into those itself.
+
+    Raises:
+        ModelError: Neither onnxruntime nor the evaluator can run the model.
+        ValueError: A value is an initializer: the caller's mistake.
+
+    """
+    taps, _, inner = _sort_out(values)
+    return float_runs(model, list(taps.values()), {}, trial=trial) if taps and not inner else None
 
 
 def _add_all(pool: Executor, stats: Stats, taps: dict[str, Value], results: list[Any], index: int) -> None:

@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from onnxq.calibration.blocks import fold, kinds_after
-from onnxq.calibration.calibrate import calibrate
+from onnxq.calibration.calibrate import calibrate, ready_to_measure
 from onnxq.calibration.stats import StatisticFactory, Stats, basic_kinds
 from onnxq.data.samples import Samples
 from onnxq.progress import Advance, OnSample, unfollowed, working
@@ -85,6 +85,7 @@ class _Parts:
     ) -> None:
         self._model, self._values, self._parts = model, values, parts
         self._kinds, self._trial, self._progress = kinds, trial, progress
+        self._runs = ready_to_measure(model, values, trial=trial)  # here, for all copies of this process
         self._firsts = [0, *accumulate(part.count or 0 for part in parts)]
 
     def tell(self, done: int) -> None:
@@ -117,7 +118,8 @@ class _Parts:
 
     def _measured(self, at: int, progress: OnSample | None = None) -> Stats:
         kinds = kinds_after(self._kinds, self._firsts[at])
-        return calibrate(self._model, self._values, self._parts[at], progress=progress, kinds=kinds, trial=self._trial)
+        model, values, samples = self._model, self._values, self._parts[at]
+        return calibrate(model, values, samples, progress=progress, kinds=kinds, trial=self._trial, runs=self._runs)
 
 
 def _is_much(values: Sequence[Value], samples: int) -> bool:
