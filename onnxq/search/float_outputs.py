@@ -16,7 +16,7 @@ import numpy as np
 
 from onnxq.data.samples import Sample
 from onnxq.ir import Model, Value
-from onnxq.runtime.memory import HEAVY, resident_bytes
+from onnxq.runtime.memory import resident_bytes
 from onnxq.runtime.session import InMemory, Session, open_session, run_session
 from onnxq.runtime.workers import run_in_order
 from onnxq.targets.assumed_shapes import assumed_shape
@@ -24,6 +24,7 @@ from onnxq.verification.error_stats import Difference
 
 KEPT_BYTES = 256 << 20  # of float outputs
 INSIDE_BYTES = 128 << 20  # of tensors inside the float model
+OPEN_BYTES = 128 << 20  # of weights, which a session holds once more, up to which it stays open
 SampleKey = tuple[int, ...]  # of a sample: the identities of its arrays
 
 
@@ -40,7 +41,7 @@ class Computed(NamedTuple):
 
 
 class FloatOutputs:
-    """Tensors of the float model, and those of samples that were run before; its session stays open unless it is heavy.
+    """Tensors of the float model, and those of samples that were run before; its session stays open unless it is large.
 
     Args:
         baseline: The float model, which must not change.
@@ -94,8 +95,8 @@ class FloatOutputs:
                     self._kept += computed.nbytes + sum(array.nbytes for array in computed.sample.values())
                 yield computed
         finally:
-            if self._baseline.weight_bytes >= HEAVY:
-                self._session = None  # it holds the weights once more
+            if self._baseline.weight_bytes > OPEN_BYTES:
+                self._session = None
 
     def _run(self, sample: Sample) -> Computed:
         known = self._known.get(_key(sample))
