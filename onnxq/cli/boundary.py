@@ -16,8 +16,10 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from types import FrameType
 
+from onnxq.cli.crash import say_goodbye, watched
 from onnxq.errors import ExitCode, OnnxqError
 from onnxq.runtime.delayed_signals import delay, send_later
 from onnxq.runtime.interruption import end_on_signals
@@ -104,6 +106,11 @@ def run(argv: Sequence[str] | None) -> int:
     """Run the command line and turn whatever happens into an exit code and, at most, three lines on stderr."""
     arguments = _meant(list(sys.argv[1:] if argv is None else argv))
     _open_closed_streams()
+    with watched(partial(_crashed, arguments)) if argv is None else nullcontext():
+        return _run(argv, arguments)
+
+
+def _run(argv: Sequence[str] | None, arguments: list[str]) -> int:
     codecs.register_error(PLAINLY, write_plainly)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -137,7 +144,7 @@ def _failed(error: Exception, arguments: list[str]) -> int:
     if isinstance(error, OnnxqError):
         _say(error.message, error.hint, error.warnings)
         if error.exit_code is ExitCode.BUG:
-            _tell_log(error, arguments)
+            _tell_log(_traceback(error), arguments)
         return int(error.exit_code)
     if isinstance(error, OSError):  # a disk that is full, a file that went away: a log would tell no more
         if not _has_folder():
@@ -147,7 +154,7 @@ def _failed(error: Exception, arguments: list[str]) -> int:
         return _without_stdout(ExitCode.ERROR)
     lines = str(error).strip().splitlines()
     _say(f"onnxq hit a bug: {type(error).__name__}: {lines[0] if lines else ''}".rstrip(" :"), "")
-    _tell_log(error, arguments)
+    _tell_log(_traceback(error), arguments)
     return int(ExitCode.BUG)
 
 
@@ -246,6 +253,7 @@ def _remove_temporary() -> None:
 
 
 def _say_interrupted(number: int) -> None:
+    say_goodbye()
     with suppress(OSError):
         sys.stderr.write(f"{ENDED.get(number, 'interrupted')}\n")
         sys.stderr.flush()
@@ -267,21 +275,38 @@ def _without_stdout(code: int) -> int:
     return int(code)
 
 
-def _tell_log(error: BaseException, arguments: list[str]) -> None:
+def _crashed(arguments: list[str], message: str, hint: str, fault: str) -> None:
+    """Say what ended the process, in the copy that has watched it, and at once: Rich would take a while to load."""
+    from onnxq.cli.terminal import erase_line
+
+    with suppress(OSError):
+        erase_line()
+        sys.stderr.write(f"error: {message}\n" + (f"hint: {hint}\n" if hint else ""))
+        sys.stderr.flush()
+    if fault:
+        _tell_log(fault.splitlines(), arguments)
+
+
+def _traceback(error: BaseException) -> list[str]:
+    import traceback
+
+    return traceback.format_exception(error)
+
+
+def _tell_log(trace: Sequence[str], arguments: list[str]) -> None:
     from onnxq.cli.terminal import say
 
     try:
-        say("hint", f"Please report it with {_write_log(error, arguments)}", "cyan")
+        say("hint", f"Please report it with {_write_log(trace, arguments)}", "cyan")
     except OSError as problem:
         say("hint", f"Please report it; a log could not be written ({problem.strerror}).", "cyan")
 
 
-def _write_log(error: BaseException, arguments: list[str]) -> str:
+def _write_log(trace: Sequence[str], arguments: list[str]) -> str:
     """Write the traceback and what ran where to a file in the system's temporary folder, and give its path."""
     import platform
     import shlex
     import tempfile
-    import traceback
     from importlib import metadata
 
     def version(package: str) -> str:
@@ -295,7 +320,7 @@ def _write_log(error: BaseException, arguments: list[str]) -> str:
         f"python: {platform.python_version()} on {platform.platform()}",
         *(f"{package}: {version(package)}" for package in PACKAGES),
         "",
-        *traceback.format_exception(error),
+        *trace,
     ]
     with tempfile.NamedTemporaryFile(
         "w", encoding="utf-8", prefix="onnxq-", suffix=".log", delete=False, errors="backslashreplace"

@@ -5,6 +5,7 @@ Tests: `tests/cli/test_cli_logs.py`.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -101,6 +102,12 @@ def show_line(*parts: tuple[str, str]) -> None:
 def erase_bar() -> None:
     """Take a bar away from any thread, as the last thing that this process does with it."""
     if _bars:
+        sys.stderr.write(ERASE)
+
+
+def erase_line() -> None:
+    """Take away a bar that another process has drawn, which cannot do it any more."""
+    if _is_terminal(sys.stderr) and os.environ.get("TERM") not in ("dumb", "unknown"):
         sys.stderr.write(ERASE)
 
 

@@ -8,6 +8,7 @@ Tests: `tests/project/test_project_jobs.py`.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, as_completed
 
@@ -86,5 +87,11 @@ def _result(future: Future[Built], entry: Entry) -> Built:
     except ProcessEnded as ended:
         if ended.code is None:
             return Built(entry, "failed", error=ModelError("the build was interrupted"))
-        message = f"{entry.quantized}: the process that built it ended with code {ended.code}"
+        how = f"with code {ended.code}" if ended.code >= 0 else f"by a signal ({_name(-ended.code)})"
+        message = f"{entry.quantized}: the process that built it ended {how}"
         return Built(entry, "failed", error=ModelError(message, "Build with --jobs 1 to see what happens."))
+
+
+def _name(number: int) -> str:
+    """Return words for a signal, such as `segmentation fault`."""
+    return (signal.strsignal(number) or str(number)).lower()

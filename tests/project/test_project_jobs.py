@@ -84,7 +84,7 @@ def test_a_process_that_dies_is_a_failure_of_its_model(two: Path, monkeypatch: p
     for built in build_in_jobs(load_project().entries, 2, force=True):
         assert built.state == "failed"
         assert built.error is not None
-        assert built.error.message == f"{built.entry.quantized}: the process that built it ended with code -9"
+        assert built.error.message == f"{built.entry.quantized}: the process that built it ended by a signal (killed)"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of a terminal")
