@@ -39,6 +39,11 @@ ORT_PHRASES = (
         r" \((\w+)\) in node \((.*?)\) is invalid\.$",
         r"\3 node '\4': its input '\2' is \1, which the operator does not take",
     ),
+    (
+        r"^Type Error: Type \(tensor\((\w+)\)\) of output arg \((.*?)\) of node \((.*?)\) does not match expected type"
+        r" \(tensor\((\w+)\)\)\.$",
+        r"node '\3': its output '\2' is \4, and the file says \1",
+    ),
     (r"^ONNX Runtime only \*guarantees\* support .* Opset (\d+) is under development.*", r"it does not know opset \1"),
     (r"No Op registered for (\S+) with domain_version of (\d+)$", r"opset \2 has no such operator"),
     (r"Op registered for (\S+) is deprecated in domain_version of (\d+)$", r"opset \2 no longer has this operator"),

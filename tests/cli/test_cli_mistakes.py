@@ -254,6 +254,14 @@ def test_no_hint_is_made_up_for_what_is_like_nothing(cli, here: Path) -> None:
     assert "Did you mean" not in cli("quantize", "m.onnx", "--target", "gpu").err
 
 
+def test_a_type_that_an_output_does_not_have_is_named(cli, here: Path) -> None:
+    proto = onnx.load("m.onnx")
+    proto.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    onnx.save(proto, "odd.onnx")
+    err = cli("quantize", "odd.onnx", "-d", "d.npz").err
+    assert "node 'product': its output 'y' is float, and the file says int64\nhint: " in err
+
+
 def test_an_odd_ending_is_noted(cli, here: Path) -> None:
     result = cli("quantize", "m.onnx", "-r", "weight-int8", "-o", "x.txt")
     assert (result.code, result.err) == (0, "x.txt is an ONNX model: most tools look for the ending .onnx\n")

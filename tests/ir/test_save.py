@@ -145,6 +145,7 @@ def with_location(path, location, **more):
         ("link", "points outside the model's folder"),
         ("", "external data without a location"),
         ("missing.bin", "which cannot be read"),
+        ("https://a.b/w.bin", "has its data at https://a.b/w.bin, and weights are read from files alone"),
         (".", "cannot be read|points outside|is no regular file|needs bytes"),
         ("a\x00b", "cannot be read|location"),
     ],

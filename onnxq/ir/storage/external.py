@@ -25,6 +25,11 @@ def external_path(folder: Path | None, location: str, tensor: str) -> Path:
     hint = "Use a model whose external data lies in its own folder."
     if folder is None or not location or "\0" in location:
         raise ModelError(f"tensor '{tensor}' has external data without a location it could be at", hint)
+    if "://" in location:
+        raise ModelError(
+            f"tensor '{tensor}' has its data at {location}, and weights are read from files alone",
+            f"Fetch it into the model's folder, and name it {location.rpartition('/')[2]!r} in the model.",
+        )
     base = folder.resolve()
     path = (base / location).resolve()
     if os.path.isabs(location) or not path.is_relative_to(base):
