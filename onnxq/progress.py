@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 # kind of work in comparison with others, and of how fast this computer is, which differs more
 DOUBT_SHARE, SPEED_DOUBT_SHARE = 0.4, 0.08
 ALMOST = 0.97  # of a task that takes longer than expected is done, by the clock
+CREEP = 0.25  # of the usual pace, at which a share goes on where the estimate has become longer
 AT_ONCE = 2  # parts of a task that may be at work when the clock is asked how far it is
 REST = "rest"  # what is between tasks
 TRIAL = "trial"  # what a step counts that tries variants: their number is not known before
@@ -149,7 +150,7 @@ class Progress:
         self._fraction: float | None = None
         self._in_parts, self._reach = False, 0.0  # whether the task says how far it is, and up to where that may be
         self._trials = 0
-        self._share = 0.0
+        self._share = self._looked = 0.0
 
     @property
     def name(self) -> str:
@@ -174,10 +175,16 @@ class Progress:
 
     @property
     def share(self) -> float:
-        """Estimated share of the run's time that is over, 0 to 1; it never falls."""
+        """Estimated share of the run's time that is over, 0 to 1; it never falls.
+
+        Nor does it stand still: where more is left than was expected, it goes on slowly until the estimate catches up.
+        """
         left, elapsed = self.left, self.elapsed
         if left is not None and elapsed + left > 0:
-            self._share = max(self._share, elapsed / (elapsed + left))
+            since = min((elapsed - self._looked) / max(left, 1e-9), 1.0)
+            slowly = self._share + CREEP * since * (1 - self._share)
+            self._share = max(slowly, elapsed / (elapsed + left))
+        self._looked = elapsed
         return self._share
 
     def seconds(self) -> tuple[tuple[str, float], ...]:

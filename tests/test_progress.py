@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,23 @@ def test_measured_work_prices_what_is_left_of_its_kind_and_of_others() -> None:
             clock.now = 3.0
         assert progress.left == pytest.approx(9.0, rel=0.3)
         assert progress.share == pytest.approx(0.25, rel=0.3)
+
+
+def test_a_share_goes_on_slowly_where_more_is_left_than_was_expected() -> None:
+    clock = Clock()
+    progress = Progress(clock=clock)
+    progress.expect([Work("search", "judge", 10.0)])
+    progress.step("search")
+    with progress.task("judge"):
+        clock.now = 5.0
+        assert progress.share == pytest.approx(0.5)
+        progress.expect([Work("search", "judge", 30.0)])
+        shares = []
+        for _ in range(400):
+            clock.now += 0.1
+            shares.append(progress.share)
+    assert all(0 < later - earlier < 0.01 for earlier, later in pairwise(shares) if later < 0.9)
+    assert shares[-1] < 1
 
 
 def test_what_goes_by_before_a_task_is_of_that_task() -> None:
