@@ -1,8 +1,8 @@
 """Say in a sentence what ended the process where no code of Python's can: a fault in onnxruntime, or a kill.
 
 A copy of the process waits until it is gone. The copy is made before anything is loaded, so that it takes neither time
-nor memory. What Python's `faulthandler` writes at a fault goes to the copy, which tells by it what was at work. Only
-processes that are ours are watched, on systems that have `fork`.
+nor memory. It reads from Python's `faulthandler`, which writes at a fault, and tells by that which library was at work.
+Only processes that are ours are watched, on systems that have `fork`.
 
 Tests: `tests/cli/test_crash.py`.
 """
@@ -22,11 +22,11 @@ FAULT = re.compile(r"^Fatal Python error: (.+)$", re.MULTILINE)
 FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line \d+ in (?P<function>\S+)$', re.MULTILINE)
 SESSIONS = "onnxruntime_inference_collection.py"  # the module of onnxruntime whose functions call native code
 ANOTHER = "Try another version of onnxruntime, or export the model once more, one of float16 in float32."
-SHORT = "If nobody did that, the system was short of memory: close other programs, or use a machine with more."
+SHORT = "If that was not on purpose, the system was short of memory: close other programs, or use a machine with more."
 IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")  # that a terminal sends to all processes of a command
 
 Say = Callable[[str, str, str], None]
-"""Told what happened, what to do, and the text of a fault; that is empty where the process was killed."""
+"""Takes a message, a hint and the text of a fault; that is empty where the process was killed."""
 
 
 class Crash(NamedTuple):
@@ -44,7 +44,7 @@ class Crash(NamedTuple):
 
 @contextmanager
 def watched(say: Say) -> Iterator[None]:
-    """Have a copy of this process say so if the process does not get to the end of this."""
+    """Have a copy of this process report if the process does not get to the end of this."""
     write = _start_copy(say)
     if write is None:
         yield
@@ -68,7 +68,7 @@ def say_goodbye(write: int | None = None) -> None:
 
 
 def _leave(write: int) -> None:
-    """Be a copy that nobody watches."""
+    """Be a copy that is not watched."""
     if faulthandler.is_enabled():
         faulthandler.disable()
     _watched_by.clear()
