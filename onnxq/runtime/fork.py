@@ -28,6 +28,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import IO, Any, NoReturn, TypeVar
 
 import numpy as np
@@ -148,6 +149,54 @@ def in_copy(
         yield result
     finally:
         copy.end()
+
+
+@contextmanager
+def ahead_in_copy(produce: Callable[[], Iterator[R]]) -> Iterator[Iterator[R]]:
+    """Let a copy of this process produce one thing after another while this one uses them; yields them in order.
+
+    If there can be no copy, each is produced here when it is asked for. If the copy fails, all are produced once more
+    and those that came are left out. So an error is raised here, at its place.
+
+    Args:
+        produce: Begins to produce them: the same, in the same order, each time that it is called.
+
+    """
+    copy = received = None
+    if can_fork():
+        received, sent = os.pipe()
+        copy = _start_copy(partial(_send_all, produce, received, sent))
+        os.close(sent)
+    if copy is None or received is None:
+        if received is not None:
+            os.close(received)
+        yield produce()
+        return
+    with open(received, "rb") as pipe, single_threaded_blas(), one_processor():
+        try:
+            yield _received(pipe, produce)
+        finally:
+            copy.end()
+
+
+def _send_all(produce: Callable[[], Iterator[Any]], received: int, sent: int, _: int) -> None:
+    """Send what is produced, each as a tuple of one; an empty one says that this is all."""
+    os.close(received)
+    with open(sent, "wb") as pipe, single_threaded_blas(), one_processor(), unfollowed():
+        for one in produce():
+            pickle.dump((one,), pipe, pickle.HIGHEST_PROTOCOL)
+            pipe.flush()
+        pickle.dump((), pipe)
+
+
+def _received(pipe: IO[bytes], produce: Callable[[], Iterator[R]]) -> Iterator[R]:
+    count = 0
+    with suppress(EOFError, pickle.UnpicklingError):  # it ended, perhaps while it wrote
+        while found := pickle.load(pipe):
+            count += 1
+            yield found[0]
+        return
+    yield from islice(produce(), count, None)
 
 
 class _Shares:

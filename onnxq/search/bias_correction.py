@@ -18,12 +18,13 @@ import numpy as np
 
 from onnxq.data.samples import Sample, Samples, few_samples
 from onnxq.errors import ModelError
-from onnxq.evaluator import Evaluator, Run, Step, arithmetic
-from onnxq.evaluator.several_runs import ComputeNode, several_runs
+from onnxq.evaluator import Evaluator, arithmetic
+from onnxq.evaluator.several_runs import several_runs
 from onnxq.ir import Model, Node, Patch, Value, commit
 from onnxq.planning.decision import Choices, Plan
 from onnxq.planning.planner import node_key
 from onnxq.progress import working
+from onnxq.runtime.fork import ahead_in_copy
 from onnxq.search.held_out import TRIAL_SAMPLES
 from onnxq.search.mixed_precision import decibels_without
 from onnxq.search.resolution import round_to_resolution
@@ -124,8 +125,9 @@ def shifts(variants: Variants, choices: Choices, quantized: Model, samples: Samp
     found = {place.given: place for place in bias_sites(prepared.plan, quantized)}
     both = Evaluator(prepared.model.copy(), wide=True), Evaluator(quantized, wide=True)
     feeds = paired_samples(both, samples)
-    with arithmetic():
-        return _SideBySide(*both, feeds, found).run()
+    reference, result = both
+    with arithmetic(), ahead_in_copy(partial(_expected_means, reference, feeds, list(found.values()))) as expected:
+        return _Corrected(result, feeds, found, expected).run()
 
 
 def paired_samples(both: Iterable[Evaluator], samples: Samples) -> list[Sample]:
@@ -227,69 +229,84 @@ def _bias_slot(node: Node) -> int:
     return next(slot for slot, value in enumerate(node.inputs) if value is not None and value.constant is not None)
 
 
-class _SideBySide:
-    """Both models on all samples, node by node; the quantized one as far as the next place."""
+def _expected_means(
+    reference: Evaluator, feeds: Sequence[Mapping[str, Any]], found: Iterable[BiasSite]
+) -> Iterator[tuple[str, list[np.ndarray]]]:
+    """Run the float model on all samples, node by node; yields each tensor behind a site and its means by sample."""
+    axes: dict[str, int] = {}
+    for site in found:
+        axes.setdefault(site.exact, site.axis)
+    runs = [reference.begin(feed) for feed in feeds]
+    with several_runs() as compute:
+        for step in reference.steps:
+            compute(runs, step)
+            for value in step.node.outputs:
+                if value is not None and value.name in axes:
+                    yield value.name, [channel_means(run.values[value], axes[value.name]) for run in runs]
+            for run in runs:
+                run.release(step)
+
+
+class _Corrected:
+    """The quantized model on all samples, node by node, each bias corrected before what follows is computed.
+
+    Args:
+        result: The quantized model.
+        feeds: The samples.
+        found: Its biases, by the tensor that shows their error.
+        expected: Tensors of the float model in its order, with their means by sample.
+
+    """
 
     def __init__(
         self,
-        reference: Evaluator,
         result: Evaluator,
         feeds: Sequence[Mapping[str, Any]],
         found: Mapping[str, BiasSite],
+        expected: Iterator[tuple[str, list[np.ndarray]]],
     ) -> None:
-        self._steps = [reference.steps, result.steps]
-        self._runs = [[reference.begin(f) for f in feeds], [result.begin(f) for f in feeds]]
-        self._places = found
-        self._exact = {place.exact for place in found.values()}
-        self._ahead = iter(self._steps[0])
+        self._steps, self._runs = result.steps, [result.begin(feed) for feed in feeds]
+        self._places, self._expected = found, expected
         self._means: dict[str, list[np.ndarray]] = {}
-        self._compute: ComputeNode
 
     def run(self) -> dict[str, np.ndarray]:
-        """Run both models once; gives what to add to each bias, float64 by channel, by the key of its place."""
+        """Run it once; gives what to add to each bias, float64 by channel, by the key of its place."""
         shifts: dict[str, np.ndarray] = {}
-        with working("biases") as advance, several_runs() as self._compute:
-            for count, step in enumerate(self._steps[1], 1):
-                self._compute(self._runs[1], step)
+        with working("biases") as advance, several_runs() as compute:
+            for count, step in enumerate(self._steps, 1):
+                compute(self._runs, step)
                 for value in step.node.outputs:
                     place = self._places.get(value.name) if value is not None else None
                     if value is not None and place is not None:
                         shift = self._shift(place, value)
                         if shift is not None:
                             shifts[place.key] = shift
-                for run in self._runs[1]:
+                for run in self._runs:
                     run.release(step)
-                advance(count, len(self._steps[1]))
+                advance(count, len(self._steps))
         return shifts
 
     def _shift(self, place: BiasSite, value: Value) -> np.ndarray | None:
         """Find the shift of a place, and let what follows see the corrected tensor."""
-        self._advance(place.exact)
-        expected = self._means.get(place.exact)
-        given = [run.values[value] for run in self._runs[1]]
+        expected = self._means_of(place.exact)
+        given = [run.values[value] for run in self._runs]
         if expected is None or any(array.size == 0 for array in given):
             return None
         off = np.stack([e - channel_means(q, place.axis) for e, q in zip(expected, given, strict=True)])
         shift = shrink_to_zero(off)
         spread = shift.astype(np.float32).reshape([-1 if axis == place.axis else 1 for axis in range(given[0].ndim)])
-        for run, array in zip(self._runs[1], given, strict=True):
+        for run, array in zip(self._runs, given, strict=True):
             run.values[value] = array + spread
         return shift
 
-    def _advance(self, name: str) -> None:
-        """Run the float model until it has made a tensor, and keep only the means of those that are asked for."""
+    def _means_of(self, name: str) -> list[np.ndarray] | None:
+        """Wait until the float model has made a tensor; None where it never does."""
         while name not in self._means:
-            step: Step | None = next(self._ahead, None)
-            if step is None:
-                return
-            runs: list[Run] = self._runs[0]
-            self._compute(runs, step)
-            for value in step.node.outputs:
-                if value is not None and value.name in self._exact:
-                    axis = next(p.axis for p in self._places.values() if p.exact == value.name)
-                    self._means[value.name] = [channel_means(run.values[value], axis) for run in runs]
-            for run in runs:
-                run.release(step)
+            found = next(self._expected, None)
+            if found is None:
+                return None
+            self._means[found[0]] = found[1]
+        return self._means[name]
 
 
 def channel_means(array: np.ndarray, axis: int) -> np.ndarray:

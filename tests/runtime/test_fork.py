@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from onnxq.progress import Silent, Work, expect, following, tried
-from onnxq.runtime.fork import can_fork, in_copy, run_forked
+from onnxq.runtime.fork import ahead_in_copy, can_fork, in_copy, run_forked
 from onnxq.runtime.ownership import own_process
 from onnxq.search.sqnr_evaluator import _Trials
 from onnxq.targets import host
@@ -187,6 +187,51 @@ def test_a_system_that_refuses_copies_is_no_error(two, monkeypatch, refused):
     assert {process for process, _ in run_forked(squared, range(3))} == {os.getpid()}
     with in_copy(os.getpid) as result:
         assert result() == os.getpid()
+    with ahead_in_copy(lambda: iter([os.getpid()])) as produced:
+        assert list(produced) == [os.getpid()]
+
+
+@linux
+def test_what_a_copy_produces_comes_in_order(two):
+    with ahead_in_copy(lambda: ((os.getpid(), np.full(30_000, number)) for number in range(9))) as produced:
+        found = list(produced)
+    assert len({process for process, _ in found} - {os.getpid()}) == 1
+    assert [array.tolist() for _, array in found] == [[number] * 30_000 for number in range(9)]
+
+
+@linux
+@pytest.mark.parametrize("last", [0, 5])
+def test_what_a_copy_did_not_produce_is_produced_here(two, last):
+    here = os.getpid()
+
+    def produce():
+        for number in range(9):
+            if os.getpid() != here and number == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield number
+
+    with ahead_in_copy(produce) as produced:
+        assert list(produced) == list(range(9))
+
+
+@linux
+def test_an_error_of_what_is_produced_is_raised_at_its_place(two):
+    def produce():
+        yield 1
+        raise ValueError("no second one")
+
+    with ahead_in_copy(produce) as produced:
+        assert next(produced) == 1
+        with pytest.raises(ValueError, match="no second one"):
+            next(produced)
+
+
+@linux
+def test_a_copy_ends_when_no_more_is_asked_for(two):
+    with ahead_in_copy(lambda: ((os.getpid(), bytes(1 << 20)) for _ in range(100))) as produced:
+        process, _ = next(produced)
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
 
 
 @linux
@@ -211,6 +256,8 @@ def test_without_copies_the_same_is_done_here(two, monkeypatch, reason):
     assert {process for process, _ in run_forked(squared, range(3))} == {os.getpid()}
     with in_copy(os.getpid) as result:
         assert result() == os.getpid()
+    with ahead_in_copy(lambda: iter([os.getpid()])) as produced:
+        assert list(produced) == [os.getpid()]
     left = 1 if reason == "one processor" else 2  # for threads
     assert run_forked(lambda _: host.available_processors(), range(2)) == [left, left]
     with in_copy(host.available_processors) as result:
