@@ -31,6 +31,7 @@ from onnxq.warning import WarningLine
 FEW = 16  # samples below which ranges are a matter of luck
 MANY_EQUAL = 0.25  # share of samples that equal another one
 MOST_RUN, MOST_ELEMENTS = 12, 1 << 21  # samples that are run, and their elements
+MOST_HELD = 1 << 23  # elements of samples that the first convolutions are run on, if there is a doubt
 MOST_COMPARED, SIGNATURE = 512, 256  # samples that are compared with each other, and elements of each
 FAR_BEYOND = 30.0  # times the greatest value of all other samples
 ENLARGED = 2.0  # times, from which on a picture has lost its detail
@@ -83,7 +84,8 @@ def examine(
     infer_types(model)
     given = samples if isinstance(samples, Samples) else wrap_samples(samples, input_specs(model))
     seen = _Seen(InputSummaries(given.inputs), PictureSheet(given.decoders))
-    few = few_samples(_counted(seen.watch(given), given.count, progress), MOST_RUN, MOST_ELEMENTS)
+    held = few_samples(_counted(seen.watch(given), given.count, progress), MOST_RUN, MOST_HELD)
+    few = few_samples(held, MOST_RUN, MOST_ELEMENTS)
     summaries = seen.summaries.summaries(given.converted)
     if given.made_up:
         return Examination(summaries, seen.count)
@@ -99,7 +101,7 @@ def examine(
         found += _of_ids(model, summaries)
         found += _of_random_nodes(model)
         found += noise_warnings(few, summaries)
-        found += _of_model(model, few, {summary.name: summary for summary in summaries}, given.decoders)
+        found += _of_model(model, few, held, {summary.name: summary for summary in summaries}, given.decoders)
     found += _of_pictures(given, seen.count, known=any(warning.code == CODE for warning in found))
     return Examination(summaries, seen.count, tuple(found), seen.sheet.thumbnails())
 
@@ -327,11 +329,11 @@ def _draws(node: Node) -> bool:
 
 
 def _of_model(
-    model: Model, few: list[Sample], summaries: Mapping[str, InputSummary], files: Collection[str]
+    model: Model, few: list[Sample], held: list[Sample], summaries: Mapping[str, InputSummary], files: Collection[str]
 ) -> list[WarningLine]:
     """Say what the model makes of a few samples; nothing of a model that does not run, which others say."""
     try:
-        found = normalization_warnings(model, few, summaries, files)
+        found = normalization_warnings(model, few, summaries, files, held)
     except OnnxqError:
         found = []
     return found or list(output_warnings(model, few, summaries, files))

@@ -1,11 +1,15 @@
-"""Find the first layers behind an input, and record the values that they read.
+"""Find the first layers behind an input, and measure what they make of samples.
+
+A BatchNormalization that was folded into a convolution leaves `beta - mean * gamma / deviation` in the bias of a
+channel. The `mean` there is what the filter made of the training data. So biases of trained models nearly cancel what
+filters make of right samples, in all layers. Values of another range or mean make something else.
 
 Tests: `tests/data/test_normalization.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,11 +17,18 @@ import numpy as np
 from onnxq.data.validation import Sample
 from onnxq.evaluator.engine import Evaluator
 from onnxq.ir import Model, Node, Value
+from onnxq.ir.segment import Segment
+from onnxq.ir.topological_order import reads
+from onnxq.runtime.in_memory import encode_part
+from onnxq.runtime.session import open_session, run_session
 
 AFFINE = ("Conv", "MatMul", "Gemm")
 SHAPES = ("Shape", "Size")  # whose results do not depend on values
 MOST_BOUND = 1e3  # of a Clip that stands for an activation
 MOST_LAYERS, MOST_NORMALIZATIONS = 3, 4
+MOST_FOLDED, LEAST_CHANNELS = 8, 8  # convolutions to look at, and channels of one
+LEAST_NORM = 1e-2  # of a filter, as a share of the median: those below are dead
+OUTLIER = 3.0  # times the median bias, from which on a channel counts no more
 NEVER = 1e-4  # a channel whose variance is this small a share of the usual one is dead
 
 
@@ -39,12 +50,13 @@ class FirstLayers:
     bounded: list[Node] = field(default_factory=list)
 
 
-def first_layers(model: Model, name: str) -> FirstLayers:
+def first_layers(model: Model, name: str, most: int = MOST_LAYERS) -> FirstLayers:
     """Find the first layers that depend on an input.
 
     Args:
         model: The float model, its constants lifted.
         name: Name of the input.
+        most: How many convolutions and products.
 
     """
     found = FirstLayers()
@@ -64,7 +76,7 @@ def first_layers(model: Model, name: str) -> FirstLayers:
         elif node.op_type == "BatchNormalization" and _has_constants(node, 3, 4):
             (found.normalizations if names == {name} else found.shared).append(node)
     return FirstLayers(
-        found.affine[:MOST_LAYERS],
+        found.affine[:most],
         found.normalizations[:MOST_NORMALIZATIONS],
         found.shared[:MOST_NORMALIZATIONS],
         found.bounded[:1],
@@ -251,3 +263,115 @@ def varied(samples: Sequence[Mapping[str, np.ndarray]], name: str, least: int = 
     if not all(array.dtype.kind == "f" and array.size >= least and np.isfinite(array).all() for array in arrays):
         return False
     return min(float(array.min()) for array in arrays) < max(float(array.max()) for array in arrays)
+
+
+@dataclass(frozen=True)
+class FoldedLayer:
+    """A convolution with a bias.
+
+    Attributes:
+        name: Of its node.
+        value: What it makes.
+        bias: By channel.
+        scale: What each channel is multiplied by to be compared with others: 1 by the length of its filter.
+
+    """
+
+    name: str
+    value: Value
+    bias: np.ndarray
+    scale: np.ndarray
+
+
+def folded_layers(affine: Iterable[Node]) -> list[FoldedLayer]:
+    """Find convolutions with a bias of their own, or an Add behind them.
+
+    Args:
+        affine: Layers behind an input, as `first_layers` gives them.
+
+    """
+    found = (_folded(node) for node in affine)
+    return [layer for layer in found if layer is not None]
+
+
+def _folded(node: Node) -> FoldedLayer | None:
+    conv = node.inputs[0].producer if node.op_type == "Add" and node.inputs[0] is not None else node
+    if conv is None or conv.op_type != "Conv" or node.outputs[0] is None:
+        return None
+    weight = _constant(conv, 1)
+    bias = _constant(conv, 2) if conv is node else _constant(node, 1)
+    if weight is None or bias is None or (conv is not node and _constant(conv, 2) is not None):
+        return None
+    if bias.size != len(weight) or bias.size < LEAST_CHANNELS:
+        return None
+    norms = np.sqrt((weight.reshape(len(weight), -1) ** 2).sum(axis=1))
+    alive = norms > LEAST_NORM * np.median(norms)
+    scale = np.divide(alive, norms, out=np.zeros_like(norms), where=alive)
+    sizes = np.abs(bias.ravel() * scale)
+    most = OUTLIER * float(np.median(sizes[alive])) if alive.any() else 0.0
+    scale *= np.divide(most, sizes, out=np.ones_like(sizes), where=sizes > most)
+    return FoldedLayer(node.display_name, node.outputs[0], bias.ravel(), scale) if most else None
+
+
+def _constant(node: Node, slot: int) -> np.ndarray | None:
+    value = node.inputs[slot] if slot < len(node.inputs) else None
+    tensor = value.constant if value is not None else None
+    return tensor.numpy().astype(np.float64) if tensor is not None else None
+
+
+class FoldedMeans:
+    """Compares biases with what convolutions make of samples.
+
+    Args:
+        model: The float model, its types inferred.
+        layers: The convolutions, at least one.
+
+    Raises:
+        SessionError: onnxruntime cannot load them.
+
+    """
+
+    def __init__(self, model: Model, layers: Sequence[FoldedLayer]) -> None:
+        self._layers = layers
+        part = _part_for(model, [layer.value for layer in layers])
+        self._inputs = [value.name for value in part.inputs]
+        self._session = open_session(encode_part(model, part))
+
+    def unexplained(self, samples: Iterable[Sample]) -> np.ndarray:
+        """Return for each layer the squares that are left of its biases and means together, as a share of the biases'.
+
+        0: they cancel out. 1: the means are small compared with the biases.
+
+        Raises:
+            SessionError: onnxruntime cannot run the convolutions.
+
+        """
+        totals: list[np.ndarray | float] = [0.0] * len(self._layers)
+        counts = [0] * len(self._layers)
+        for sample in samples:
+            made = run_session(self._session, None, {name: sample[name] for name in self._inputs})
+            for place, array in enumerate(made):
+                rows = np.moveaxis(array, 1, 0).reshape(array.shape[1], -1)
+                totals[place] = totals[place] + rows.sum(axis=1, dtype=np.float64)
+                counts[place] += rows.shape[1]
+        shares = []
+        for layer, total, count in zip(self._layers, totals, counts, strict=True):
+            left = ((total / max(count, 1) * layer.scale) ** 2).sum()
+            shares.append(left / ((layer.bias * layer.scale) ** 2).sum())
+        return np.asarray(np.nan_to_num(np.asarray(shares), nan=np.inf))
+
+
+def _part_for(model: Model, wanted: Collection[Value]) -> Segment:
+    """Return the nodes of a model that some values need."""
+    needed, nodes = set(wanted), []
+    for node in reversed(model.graph.nodes):
+        if not needed.isdisjoint(value for value in node.outputs if value is not None):
+            nodes.append(node)
+            needed.update(reads(node))
+    read = dict.fromkeys(value for node in nodes for value in reads(node))
+    return Segment(
+        nodes[::-1],
+        [value for value in read if value.tensor is not None],
+        [value for value in read if value.tensor is None and value.is_input],
+        list(wanted),
+    )

@@ -77,7 +77,9 @@ def test_a_fault_is_told_in_a_sentence_and_its_functions_in_a_log(folder: Path) 
 def test_a_kill_is_told(folder: Path) -> None:
     ended = onnxq(folder, "kill")
     assert ended.returncode == -signal.SIGKILL
-    assert ended.stderr.startswith("error: the process was killed\nhint: If that was not on purpose, the system was short of")
+    assert ended.stderr.startswith(
+        "error: the process was killed\nhint: If that was not on purpose, the system was short of"
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no copies of processes")

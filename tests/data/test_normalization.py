@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,13 @@ from onnxq.ir.shape_inference.types import infer_types
 
 REAL = Path(__file__).parents[3] / "shared" / "real"
 COUNT, SIZE = 20, 24
+TOO_NEAR = (
+    (SIGNED, UNIT),
+    (IMAGENET, UNIT),
+    (IMAGENET, SIGNED),
+    (CENTRED, BYTES),
+)  # to be told by means of deep layers
+DEEP = (16, 24, 24, 32, 24, 24)  # channels of layers that have biases enough
 
 
 def pictures() -> np.ndarray:
@@ -39,13 +47,15 @@ def convolved(images: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return np.einsum("nchwij,ocij->nohw", windows, weight)
 
 
-def build(kind: Convention, *, folded: bool, images: np.ndarray | None = None) -> Model:
+def build(
+    kind: Convention, *, folded: bool, images: np.ndarray | None = None, sizes: tuple[int, ...] = (8, 16)
+) -> Model:
     """Build Conv, BatchNormalization, Relu, Conv, Relu, a mean and Gemm, with the statistics of right data."""
     random = np.random.default_rng(2)
     given = pictures() if images is None else images
     images, weights = as_convention(given, kind).astype(np.float64), {}
     nodes, read = [], "x"
-    for index, channels in enumerate((8, 16)):
+    for index, channels in enumerate(sizes):
         weight = random.standard_normal((channels, images.shape[1], 3, 3)) / 3
         made = convolved(images, weight)
         mean, std = made.mean((0, 2, 3)), made.std((0, 2, 3))
@@ -68,7 +78,7 @@ def build(kind: Convention, *, folded: bool, images: np.ndarray | None = None) -
             ]
         nodes += [helper.make_node("Relu", [f"{name}.n"], [f"{name}.r"])]
         read = f"{name}.r"
-    weights["end.w"] = random.standard_normal((16, 10))
+    weights["end.w"] = random.standard_normal((sizes[-1], 10))
     nodes += [
         helper.make_node("GlobalAveragePool", [read], ["mean"]),
         helper.make_node("Flatten", ["mean"], ["flat"]),
@@ -83,6 +93,11 @@ def build(kind: Convention, *, folded: bool, images: np.ndarray | None = None) -
     )
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     return parse(made.SerializeToString())
+
+
+@cache
+def deep(kind: Convention) -> Model:
+    return build(kind, folded=True, sizes=DEEP)
 
 
 def warnings(model: Model, images: np.ndarray) -> list[tuple[str, str]]:
@@ -143,6 +158,41 @@ def test_biases_tell_0_to_255_where_batchnorm_is_folded(expects: Convention, giv
     assert [code for code, _ in found] == ["wrong-normalization"]
 
 
+@pytest.mark.parametrize("expects", CONVENTIONS, ids=lambda kind: kind.words)
+@pytest.mark.parametrize("given", CONVENTIONS, ids=lambda kind: kind.words)
+def test_means_tell_any_convention_where_batchnorm_is_folded_into_several_layers(
+    expects: Convention, given: Convention
+) -> None:
+    found = warnings(deep(expects), as_convention(pictures(), given))
+    if given is expects or (expects, given) in TOO_NEAR:
+        assert found == []
+        return
+    assert [code for code, _ in found] == ["wrong-normalization"]
+    if given not in (BYTES, CENTRED) and expects not in (BYTES, CENTRED):
+        assert expects.recipe in found[0][1]
+
+
+def test_samples_of_which_some_fit_are_right() -> None:
+    """Half of them have twice the contrast: pictures differ, and a wrong normalization is the same for all."""
+    images = pictures()
+    images[::2] = np.clip(2.5 * images[::2] - 0.75, 0, 1)
+    assert warnings(deep(UNIT), images) == []
+
+
+@pytest.mark.parametrize("given", CONVENTIONS, ids=lambda kind: kind.words)
+def test_biases_that_hold_no_means_say_nothing(given: Convention) -> None:
+    """They are of the order of what the filters make of right samples, and of any sign."""
+    proto = onnx.load_from_string(deep(given).serialize())
+    random = np.random.default_rng(3)
+    for tensor in proto.graph.initializer:
+        if tensor.name.endswith(".b"):
+            array = numpy_helper.to_array(tensor)
+            tensor.CopyFrom(
+                numpy_helper.from_array(array * random.choice((-1, 1), array.shape).astype("f"), tensor.name)
+            )
+    assert warnings(parse(proto.SerializeToString()), as_convention(pictures(), given)) == []
+
+
 def test_a_model_without_biases_is_not_judged() -> None:
     assert warnings(without_biases(build(SIGNED, folded=True)), as_convention(pictures(), BYTES)) == []
 
@@ -180,6 +230,7 @@ def to_bytes(array: np.ndarray) -> np.ndarray:
     ("name", "change"),
     [
         ("fastestdet", to_bytes),
+        ("fastestdet", lambda array: 2 * array - 1),
         ("fsanet_var", rescaled(127.5)),
         ("fsanet_var", rescaled(1 / 255)),
         ("go1_policy", rescaled(1 / 255)),
