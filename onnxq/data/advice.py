@@ -85,7 +85,8 @@ def kinds_of(found: Sequence[Path]) -> str:
 
 def empty_folder(folder: Path, found: Sequence[Path], inputs: Sequence[InputSpec]) -> DataError:
     """Make the error for a folder without arrays, and say what is in it instead."""
-    files = f": it holds {kinds_of(found)}" if found else ": it is empty"
+    hidden = not found and any(file.name.startswith(".") for file in folder.iterdir())
+    files = f": it holds {kinds_of(found)}" if found else f": it {'holds hidden files alone' if hidden else 'is empty'}"
     tests = "; or give ONNX test_data_set_* folders with input_0.pb, input_1.pb, …"
     hint = pictures_without_ending(found) or f"Save samples: {saving(inputs)}{tests}"
     return DataError(f"the folder {folder} has no samples in .npz or .npy{files}", hint)

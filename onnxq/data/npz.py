@@ -197,9 +197,11 @@ def unreadable(label: str, error: BaseException) -> DataError:
     if other and is_array_file(Path(label), other):
         return DataError(f"{label} is a {other} file by what is in it", f"Name it {Path(label).with_suffix(other)}.")
     found = begins_like(Path(label))
-    if found and not (label.endswith(".npy") and "NumPy" in found):
+    if found and not (label.endswith(".npy") and ".npy" in found):
         return DataError(f"{label} cannot be read: {found}", SAVE_AGAIN)
     reason = (str(error) or type(error).__name__).splitlines()[0]
+    if reason.startswith("the magic string is not correct"):
+        reason = "an array in it does not begin like one"
     return DataError(f"{label} cannot be read: {reason}", SAVE_AGAIN)
 
 

@@ -124,6 +124,8 @@ def check_names(names: Iterable[str], inputs: Sequence[InputSpec], where: str) -
         raise DataError(f"{where} holds statistics of a calibration, and no samples", "Give it with --stats.")
     for name in given:
         if name not in wanted:
+            if not wanted:
+                raise UnknownName(f"{where} has '{name}', and the model has no inputs", "Leave out the data.", name)
             guess = did_you_mean(name, wanted, cutoff=0.6)
             own = wanted[0] if len(wanted) == 1 and wanted[0].isidentifier() else "NAME"
             if NAMELESS.fullmatch(name):

@@ -35,6 +35,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a.md", "b.md", "notes.rst"):
         (Path("notes") / name).touch()
     Path("nothing").mkdir()
+    Path("unseen").mkdir()
+    Path("unseen/.a.jpg").write_bytes(b"")
     Path("nested/inside").mkdir(parents=True)
 
 
@@ -64,6 +66,7 @@ def refused(source: str, inputs: Sequence[InputSpec] = ONE) -> tuple[str, str]:
         ("table.parquet", "table.parquet is a Parquet table, which onnxq does not read", "data_0=array"),
         ("notes", "the folder notes has no samples in .npz or .npy: it holds 2 .md and 1 .rst files", "data_0=array"),
         ("nothing", "has no samples in .npz or .npy: it is empty", "data_0=array"),
+        ("unseen", "has no samples in .npz or .npy: it holds hidden files alone", "data_0=array"),
         ("nested", "has no samples in .npz or .npy: it holds 1 folder", "test_data_set_*"),
         ("photo", "photo does not exist", "Did you mean 'photos'?"),
         ("mydata", "mydata does not exist", "Write mydata:FUNCTION for a function of mydata.py."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import zipfile
 from pathlib import Path
@@ -91,12 +92,14 @@ def test_json_for_sentences_and_a_table_of_a_spreadsheet() -> None:
         ("cut.npz", "begins like a ZIP file, and its end is missing"),
         ("page.npz", "like a web page"),
         ("t.npy", "like text"),
+        ("pickled.npy", "like a pickled object of Python"),
     ],
 )
 def test_arrays_that_are_something_else(name: str, said: str) -> None:
     with zipfile.ZipFile("whole.zip", "w") as archive:
         archive.writestr("x.npy", bytes(999))
     content = {"cut.npz": Path("whole.zip").read_bytes()[:500], "page.npz": b"<!DOCTYPE html>", "t.npy": b"hello"}
+    content["pickled.npy"] = pickle.dumps([1.0])
     Path(name).write_bytes(content[name])
     assert f"{name} cannot be read: it begins" in refused(name, PICTURES)
     assert said in refused(name, PICTURES)
@@ -182,3 +185,28 @@ def test_arrays_of_numpy_by_another_name_and_a_damaged_archive(tmp_path: Path) -
     }.items():
         with pytest.raises(DataError, match=re.escape(said)):
             list(open_samples(tmp_path / name, [x]))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.npz", b"nonsense", "a.npz cannot be read: an array in it does not begin like one"),
+        ("v.npy", b"\x93NUMPY\x03\x00" + bytes(99), "its .npy format version is 3.0"),
+    ],
+)
+def test_a_damaged_array_is_named_in_plain_words(name: str, content: bytes, said: str) -> None:
+    with zipfile.ZipFile("a.npz", "w") as archive:
+        archive.writestr("x.npy", content)
+    if name == "v.npy":
+        Path(name).write_bytes(content)
+    assert said in refused(name, PICTURES)
+
+
+def test_data_for_a_model_without_inputs() -> None:
+    np.savez("d.npz", x=np.zeros((2, 2), np.float32))
+    with pytest.raises(DataError) as caught:
+        list(open_samples("d.npz", []))
+    assert (caught.value.message, caught.value.hint) == (
+        "d.npz has 'x', and the model has no inputs",
+        "Leave out the data.",
+    )

@@ -75,6 +75,7 @@ BY_BYTES = (
         b"SQLite format 3",
         UnreadFormat("an SQLite database", "pandas.read_sql('SELECT …', sqlite3.connect({})).to_numpy()"),
     ),
+    *((bytes([0x80, protocol]), BY_SUFFIX[".pkl"]) for protocol in range(2, 6)),
     (b"PK\x03\x04", ZIP),
     (b"\x1f\x8b", UnreadFormat("a gzip archive", hint=UNPACK)),
     (b"BZh", UnreadFormat("a bzip2 archive", hint=UNPACK)),
