@@ -23,6 +23,7 @@ FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line \d+ in (?P<function>\S+)$',
 SESSIONS = "onnxruntime_inference_collection.py"  # the module of onnxruntime whose functions call native code
 ANOTHER = "Try another version of onnxruntime, or export the model once more, one of float16 in float32."
 SHORT = "If that was not on purpose, the system was short of memory: close other programs, or use a machine with more."
+FIRST_FREE = 3  # number of a file that is none of the standard streams
 IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")  # that a terminal sends to all processes of a command
 
 Say = Callable[[str, str, str], None]
@@ -80,7 +81,7 @@ def _start_copy(say: Say) -> int | None:
     """Start the copy that watches, and return the pipe that it reads; None where there can be none, or need not."""
     if not hasattr(os, "fork") or faulthandler.is_enabled():
         return None
-    read, write = os.pipe()
+    read, write = _pipe()
     try:
         process = os.fork()
     except OSError:  # too many processes
@@ -97,6 +98,17 @@ def _start_copy(say: Say) -> int | None:
     finally:
         os._exit(0)
     return None
+
+
+def _pipe() -> tuple[int, int]:
+    """Open a pipe whose numbers are none of stdin, stdout and stderr, which may be closed."""
+    import fcntl  # of systems that have `fork`
+
+    low = os.pipe()
+    read, write = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE) for end in low)
+    for end in low:
+        os.close(end)
+    return read, write
 
 
 def _watch(read: int, say: Say) -> None:

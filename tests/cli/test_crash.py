@@ -89,3 +89,11 @@ def test_a_fault_in_a_copy_that_does_a_task_is_not_told(folder: Path) -> None:
     assert ended.returncode == 0
     assert "crashed" not in ended.stderr
     assert not list(folder.glob("*.log"))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no copy of the process can watch it")
+def test_closed_streams_are_no_end(folder: Path) -> None:
+    """The first file that is opened gets the number of stdin."""
+    command = f"{sys.executable} -m onnxq recipes <&- 2>err"
+    ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, cwd=folder, timeout=60)
+    assert (ended.returncode, (folder / "err").read_text()) == (0, "")
