@@ -51,7 +51,7 @@ ROUGH, FULL, RUN, VARIANT_RUN = 1.2, 2.0, 1.7, 1.3
 # that gives tensors. CALLED: to evaluate it. For an element of a weight, ROUNDED: to quantize it. LOADED: to open it
 VARIANT, OPEN, TAPPED, CALLED, ROUNDED, LOADED = 8e-4, 1e-4, 2e-4, 6e-5, 1.6e-8, 5e-9
 # Seconds for a row of a weight by its squared length, for a weight, and the share of both that a quick search takes
-ELEMENT, WEIGHT, QUICK = 1.6e-9, 1.7e-2, 0.45
+ELEMENT, WEIGHT, QUICK = 1.6e-9, 1.7e-2, 0.6
 OPENED = 1e-3  # seconds for a node of two models that are made ready to be compared
 LATENCY, LATENCY_RUNS = 0.2, 7  # seconds that pairs of runs mostly take, and how many there are at least
 FAMILY_SAMPLES, LAYER_SAMPLES = 4, 8
@@ -60,7 +60,9 @@ FLOAT32 = 4  # bytes
 # Times of a trial's: where channels of a copy are divided first, and where a plan is made for it. IN_PART: the share of
 # that where it runs from its first change on
 RESCALED, SEARCHED, IN_PART = 2.0, 1.2, 0.7
+CORRECTED = 0.15  # times of a trial's where biases alone change
 ANOTHER = 0.8  # of what one processor does, each more adds where copies of the process share the work
+AT_ONCE = 1.25  # times of what a process takes alone, where another one works as well
 ALONE = ("biases", "compare", "latency", "greedy", "details")  # what one process does by itself
 # Trials for a goal that is missed, and for all of them along minimum cuts. In dB: how far the first result is above the
 # trials before, whose codes are chosen quickly
@@ -259,7 +261,7 @@ class Schedule:
             return
         one, other = (sum(work.seconds * work.chance for work in part) for part in (codes, ranges))
         alone = min(other / one, 1.0)
-        yield from _shared(codes, alone + (1 - alone) * share)
+        yield from _shared(codes, alone * AT_ONCE + (1 - alone) * share)
         yield Work("trial", "ranges", max(other - one, 0.0), PROBABLE)
 
     def _calibrate(self) -> Iterator[Work]:
@@ -317,7 +319,7 @@ class Schedule:
             yield from self._cross_validate()
         if self._tries and any(d.settings and d.settings.bias_correction for d in self._prepared.plan.decisions):
             yield Work("correct", "biases", 2 * prices.evaluate(self._half), RARE)
-            yield from self._trials("correct", 2, self._half, POSSIBLE)
+            yield from self._trials("correct", 2, self._half, POSSIBLE, share=CORRECTED)
 
     def _goals(self) -> Iterator[Work]:
         """List the trials of nodes to compute in float, which only results of low SQNR ask for."""
