@@ -5,7 +5,6 @@ Tests: `tests/api/test_api_models.py`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
@@ -50,6 +49,7 @@ from onnxq.verification.families import (
 )
 from onnxq.verification.layerwise import with_layers
 from onnxq.verification.ort_graph import quantized_already
+from onnxq.verification.output_records import wrong_limit
 from onnxq.verification.records import Comparison
 from onnxq.verification.user_metric import (
     Metric,
@@ -210,15 +210,9 @@ def _check_options(given: Mapping[str, object], against: ModelInput | None, data
                 option = "--no-layers" if value is False else "--" + name.replace("_", "-")
                 raise RecipeError(f"{option} needs a float model to compare with", "Add --against FLOAT.")
     for name, value in given.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise RecipeError(f"--{name.replace('_', '-')} is {value}, not a finite number", "Give a number.")
-        if name == "min_agreement" and isinstance(value, int | float) and 0 < value <= 1:
-            message = f"--min-agreement is a percentage: {value:g} asks for {value:g} %"
-            raise RecipeError(message, f"Write --min-agreement {100 * value:g}.")
-        if name == "max_abs" and isinstance(value, int | float) and value < 0:
-            raise RecipeError(
-                f"--max-abs is {value:g}, and no error is below 0", "Give the largest difference allowed."
-            )
+        if isinstance(value, int | float) and not isinstance(value, bool) and (wrong := wrong_limit(name, value)):
+            option = "--" + name.replace("_", "-")
+            raise RecipeError(f"{option} is {value:g}, and has to be {wrong[0]}", f"Write {option} {wrong[1]:g}.")
     if given["max_drop"] is not None and given["metric"] is None:
         raise RecipeError("--max-drop needs a metric that could drop", "Add --metric, such as --metric top1.")
     if given["metric"] is not None:

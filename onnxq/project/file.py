@@ -5,7 +5,6 @@ Tests: `tests/project/test_project_file.py`.
 
 from __future__ import annotations
 
-import math
 import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from onnxq.pipeline.options import Declaration, QuantizeOptions, declarations
 from onnxq.project.entry import Entry, Project, Thresholds
 from onnxq.project.rules import check_codes
 from onnxq.text import UNITS, did_you_mean, parse_size
+from onnxq.verification.output_records import wrong_limit
 
 FILE, PYPROJECT = "onnxq.toml", "pyproject.toml"
 ELSEWHERE = {  # names that other files of settings have for the same
@@ -259,16 +259,10 @@ class _Reader:
         names = {field.name.replace("_", "-"): field.name for field in fields(Thresholds)}
         self.refuse_unknown(value, tuple(names), what)
         for key, number in value.items():
-            if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+            if isinstance(number, bool) or not isinstance(number, int | float):
                 raise self.wrong(f"{what}, '{key}'", "a number", f"{key} = 30.0")
-            if key == "min-agreement" and not 0 <= number <= 100:
-                raise self.wrong(f"{what}, '{key}'", "a percentage from 0 to 100", f"{key} = 99.0")
-            if key == "min-agreement" and 0 < number <= 1:
-                raise self.wrong(f"{what}, '{key}'", "a percentage, not a share of 1", f"{key} = {100 * number:g}")
-            if key == "max-abs" and number < 0:
-                raise self.wrong(f"{what}, '{key}'", "0 or more", f"{key} = 0.5")
-            if key == "min-cosine" and not -1 <= number <= 1:
-                raise self.wrong(f"{what}, '{key}'", "from -1 to 1", f"{key} = 0.99")
+            if wrong := wrong_limit(names[key], number):
+                raise self.wrong(f"{what}, '{key}'", wrong[0], f"{key} = {wrong[1]:g}")
         return Thresholds(**{names[key]: float(number) for key, number in value.items()})
 
 

@@ -92,6 +92,27 @@ def with_sqnr(dtypes: Sequence[str]) -> list[bool]:
     return counts if any(counts) else [True] * len(dtypes)
 
 
+def wrong_limit(name: str, limit: float) -> tuple[str, float] | None:
+    """Say what a limit of the comparison has to be instead, and give one that is; None for a right one.
+
+    Args:
+        name: A parameter of `Comparison.missed`.
+        limit: What was given for it.
+
+    """
+    if not math.isfinite(limit):
+        return "a finite number", 30.0
+    if name == "min_agreement" and not 0 <= limit <= 100:
+        return "a percentage from 0 to 100", 99.0
+    if name == "min_agreement" and 0 < limit <= 1:
+        return "a percentage, not a share of 1", 100 * limit
+    if name == "max_abs" and limit < 0:
+        return "0 or more", 0.5
+    if name == "min_cosine" and not -1 <= limit <= 1:
+        return "from -1 to 1", 0.99
+    return None
+
+
 def sqnr_missed(output: OutputComparison, limit: float) -> str:
     """Say by how much an SQNR misses a limit; empty where it does not."""
     if output.sqnr >= limit:

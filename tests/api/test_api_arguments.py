@@ -49,6 +49,21 @@ def test_quantize_names_what_does_not_fit(keywords: dict[str, Any], message: str
     assert [path.name for path in Path().iterdir() if path.suffix != ".onnx"] == []
 
 
+@pytest.mark.parametrize(
+    ("limits", "message", "hint"),
+    [
+        ({"min_agreement": 300}, "min_agreement is 300, and has to be a percentage from 0 to 100", "min_agreement=99."),
+        ({"min_agreement": 0.5}, "min_agreement is 0.5, and has to be a percentage, not a share", "min_agreement=50."),
+        ({"min_cosine": 2.0}, "min_cosine is 2, and has to be from -1 to 1", "min_cosine=0.99."),
+    ],
+)
+def test_verify_names_limits_that_nothing_could_meet(limits: dict[str, Any], message: str, hint: str) -> None:
+    with pytest.raises(onnxq.RecipeError) as caught:
+        onnxq.verify("m.onnx", "m.onnx", samples=SAMPLES, **limits)
+    assert caught.value.message.startswith(message)
+    assert hint in caught.value.hint
+
+
 def test_other_functions_do_so_too() -> None:
     with pytest.raises(onnxq.OnnxqError, match="feeds cannot be a list"):
         onnxq.evaluate("m.onnx", [np.zeros((1, 8))])  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "quantize m.onnx --samples 0": ("invalid value for '--samples': it has to be at least 1", HELP),
     "verify m.onnx --min-agreement 300": ("it has to be at most 100", "See `onnxq verify --help`."),
     "verify m.onnx --against m.onnx --min-agreement 0.99": (
-        "--min-agreement is a percentage: 0.99 asks for 0.99 %",
+        "--min-agreement is 0.99, and has to be a percentage, not a share of 1",
         "Write --min-agreement 99.",
     ),
     "quantize m.onnx -d": ("option '-d' requires an argument", HELP),
@@ -104,7 +104,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "data m.onnx": ("no data is given", "Add --data."),
     "quantize m.onnx -d C:\\data\\d.npz": ("d.npz does not exist", "Write / between folders: C:/data/d.npz."),
     "merge d.npz.d -o s.npz": ("d.npz.d is a folder", "Give the file inside it."),
-    "verify m.onnx --against m.onnx --max-abs -1": ("--max-abs is -1, and no error is below 0", "difference allowed"),
+    "verify m.onnx --against m.onnx --max-abs -1": ("--max-abs is -1, and has to be 0 or more", "Write --max-abs 0.5."),
     "quantize m.onnx -o a.onnx --output b.onnx": ("--output is given 2 times", "Give it once."),
     "quantize m.onnx --min-sqnr 3 --min-sqnr=4": ("--min-sqnr is given 2 times", "Give it once."),
     "quantize m.onnx --max-size 300K": ("--max-size cannot be '300K'", "Write for example --max-size 10MB."),

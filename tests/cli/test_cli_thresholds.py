@@ -90,7 +90,7 @@ def test_the_metric_is_shown(cli, quantized: Path) -> None:
         (("-d", "d.npz", "--max-drop", 1), "max-drop needs a metric"),
         (("--metric", "own:accuracy"), "--metric needs data"),
         (("-d", "d.npz", "--metric", "nowhere:f"), "nowhere:f cannot be imported"),
-        (("-d", "d.npz", "--max-abs", "nan"), "--max-abs is nan, not a finite number"),
+        (("-d", "d.npz", "--max-abs", "nan"), "--max-abs is nan, and has to be a finite number"),
     ],
 )
 def test_options_that_need_others(cli, quantized: Path, options, sentence: str) -> None:

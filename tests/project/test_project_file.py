@@ -135,7 +135,10 @@ WRONG = {
         "[[models]]\nfloat = 'a.onnx'\nthresholds = { max-abs = 'low' }",
         "'thresholds', 'max-abs' must be a number",
     ),
-    "threshold nan": ("[[models]]\nfloat = 'a.onnx'\nthresholds = { max-abs = nan }", "'max-abs' must be a number"),
+    "threshold nan": (
+        "[[models]]\nfloat = 'a.onnx'\nthresholds = { max-abs = nan }",
+        "'max-abs' must be a finite number",
+    ),
     "percentage": (
         "[[models]]\nfloat = 'a.onnx'\nthresholds = { min-agreement = 101 }",
         "must be a percentage from 0 to 100",
