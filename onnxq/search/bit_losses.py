@@ -1,10 +1,10 @@
 """The loss at the outputs if one weight alone is rounded, for all weights in one pass over the model.
 
 Each weight has a run of its own, a probe. It follows the float model up to the layers that read the weight. They take
-the weight rounded to nearest in 4 bits, and the probe goes on in float. All probes advance together, node by node, so
-each weight is read once. Errors of single weights add up at the outputs as long as they are small. Chosen codes, in any
-bits, lose less or more than that. How much is found on some channels of each weight, on what it reads in the float
-model.
+the weight rounded to nearest in 4 bits, and the probe goes on in float. All probes advance together, from one weight
+to the next, so each weight is read once. Errors of single weights add up at the outputs as long as they are small.
+Chosen codes, in any bits, lose less or more than that. How much is found on some channels of each weight, on what it
+reads in the float model.
 
 Tests: `tests/search/test_mixed_bits.py`.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,12 +25,22 @@ from onnxq.ir import Model, Value
 from onnxq.ir.storage.scratch_file import Spool
 from onnxq.ir.storage.shelf import Shelf
 from onnxq.ops.forms.block_codes import BlockCodes
-from onnxq.ops.kernels.softmax import log_softmax
 from onnxq.progress import working
 from onnxq.rounding.block_solver import solve_blocks
-from onnxq.rounding.layer_by_layer import Arrival, BlockJob, Inputs, MeasuredInput, advance_runs, measured_input
+from onnxq.rounding.layer_by_layer import (
+    MAPPED,
+    Arrival,
+    BlockJob,
+    Inputs,
+    MeasuredInput,
+    advance_runs,
+    mapped_bytes,
+    measured_input,
+)
 from onnxq.rounding.weights import WeightKey
 from onnxq.runtime.blas_threads import single_threaded_blas
+from onnxq.runtime.memory import keep_freed_blocks
+from onnxq.runtime.workers import run_in_order
 from onnxq.search.resolution import resolved_noise
 
 WORK = 6e12  # multiplications of all probes: about two minutes on two cores
@@ -37,6 +48,7 @@ MOST_SAMPLES = 4
 CHANNELS = 128  # of a weight, for which codes are chosen
 LONGEST = 256  # of blocks, which MatMulNBits multiplies
 TOGETHER = 256  # channels that are rounded at a time
+IN_CACHE = 1 << 17  # logits that are compared at a time: 1 MB
 BITS = 4  # of probes
 SCALE = 4  # bytes of a block's scale, at most
 TINY = 1e-300
@@ -82,11 +94,10 @@ def measure_losses(
         return {}
     place = nullcontext() if spool is None else Shelf(spool.folder)
     with place as shelf, working("bits") as advance, arithmetic(), single_threaded_blas():
-        probes = _Probes(model, jobs, samples, large=spool is not None)
-        for step in probes.steps:
-            probes.begin(step)
-            probes.advance(step, shelf)
-            advance(len(probes.runs), len(jobs))
+        probes = _Probes(model, jobs, samples, shelf)
+        keep_freed_blocks()
+        for count in probes.run():
+            advance(count, len(jobs))
         return probes.losses()
 
 
@@ -94,14 +105,18 @@ class _Probes:
     """The runs of samples through the float model, and those with one weight rounded."""
 
     def __init__(
-        self, model: Model, jobs: Sequence[BlockJob], samples: Sequence[Mapping[str, Any]], *, large: bool
+        self,
+        model: Model,
+        jobs: Sequence[BlockJob],
+        samples: Sequence[Mapping[str, Any]],
+        shelf: Shelf | None,
     ) -> None:
-        self.large = large
+        self.large, self._shelf = shelf is not None, shelf
         evaluator = Evaluator(model, wide=not self.large, changing={job.weight for job in jobs})
         self.jobs = {node: job for job in jobs for node in job.readers if node.graph is model.graph}
         last = max((index for index, step in enumerate(evaluator.steps) if step.node in self.jobs), default=-1)
         # One probe is run after the other behind the last weight: logits take much memory
-        self.steps, self.rest = evaluator.steps[: last + 1], evaluator.steps[max(last, 0) :]
+        self._steps, self._rest = evaluator.steps[: last + 1], evaluator.steps[max(last, 0) :]
         decoder = text_input(model)
         self.outputs = [decoder.logits] if decoder is not None else list(model.graph.outputs)
         self.judge = _divergence if decoder is not None else _relative_error
@@ -114,44 +129,61 @@ class _Probes:
         self.shares: dict[WeightKey, dict[Coding, float]] = {}
         self._known: Inputs = {}
 
-    def begin(self, step: Step) -> None:
+    def run(self) -> Iterator[int]:
+        """Run all nodes in front of the last one with a weight; yield how many weights have probes."""
+        waiting: list[Step] = []  # each run goes through all of them before the next one does
+        for step in self._steps:
+            job = self.jobs.get(step.node)
+            begins = job is not None and job.key not in self.runs
+            if begins or mapped_bytes([*waiting, step]) > MAPPED:
+                self._advance(waiting)
+            if begins:
+                self._begin(step)
+                yield len(self.runs)
+            waiting.append(step)
+        waiting[-1:] = []
+        self._advance(waiting)
+
+    def _begin(self, step: Step) -> None:
         """Begin the probes of a weight that a node is the first to read."""
-        job = self.jobs.get(step.node)
-        if job is None or job.key in self.runs:
-            return
+        job = self.jobs[step.node]
         weight = _rounded(job, np.float32 if self.large else np.float64)
         self.runs[job.key] = [_with(run.copy(), job.weight, weight) for run in self.exact[: self.probed]]
         arrival = Arrival(step.node, job.readers[step.node], self.exact)
         measured = measured_input([arrival], self._known, large=self.large)
         self.shares[job.key] = error_shares(job, measured)
 
-    def advance(self, step: Step, shelf: Shelf | None) -> None:
-        """Run a node everywhere, but for the last one with a weight, and release the rounded weight behind it."""
-        if step is self.steps[-1]:
+    def _advance(self, waiting: list[Step]) -> None:
+        """Run nodes that wait everywhere, and release rounded weights behind them; none wait any more."""
+        if not waiting:
             return
-        for runs in (self.exact, *self.runs.values()):
-            advance_runs([step], runs, shelf)
-        job = self.jobs.get(step.node)
-        if job is not None:
-            self.left[job.key].discard(step.node)
-        if job is not None and not self.left[job.key]:
-            for run in self.runs[job.key]:
-                run.values[job.weight] = self.exact[0].values[job.weight]
+        advance_runs(waiting, [*self.exact, *chain.from_iterable(self.runs.values())], self._shelf)
+        for job in [self.jobs[step.node] for step in waiting if step.node in self.jobs]:
+            self.left[job.key].difference_update(step.node for step in waiting)
+            if not self.left[job.key]:
+                for run in self.runs[job.key]:
+                    run.values[job.weight] = self.exact[0].values[job.weight]
+        waiting.clear()
 
     def losses(self) -> dict[WeightKey, dict[Coding, float]]:
         """Bring all runs to their end, and return the loss of each weight by its coding."""
         self._known.clear()
         references = [self._finish(run) for run in self.exact[: self.probed]]
-        found = {}
-        for key, runs in self.runs.items():
-            losses = [self.judge(one, self._finish(run)) for one, run in zip(references, runs, strict=True)]
-            mean = float(np.mean(losses))
-            found[key] = {coding: resolved_noise(mean * share) for coding, share in self.shares[key].items()}
-            runs.clear()
-        return found
+
+        def mean(key: WeightKey) -> float:
+            losses = [self.judge(one, self._finish(run)) for one, run in zip(references, self.runs[key], strict=True)]
+            self.runs[key].clear()
+            return float(np.mean(losses))
+
+        room = 2 * sum(array.nbytes for outputs in references[:1] for array in outputs)
+        means = run_in_order(mean, self.runs, task_bytes=room) if self.large else map(mean, self.runs)
+        return {
+            key: {coding: resolved_noise(loss * share) for coding, share in self.shares[key].items()}
+            for key, loss in zip(self.runs, means, strict=True)
+        }
 
     def _finish(self, run: Run) -> list[np.ndarray]:
-        for step in self.rest:
+        for step in self._rest:
             run.step(step)
         return [np.asarray(run.values[value]) for value in self.outputs]
 
@@ -222,8 +254,18 @@ def _of_four_bits(block: int, n: int) -> Iterator[Coding]:
 
 def _divergence(expected: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> float:
     """Return the mean Kullback-Leibler divergence of next tokens from those of float logits `[..., tokens]`."""
-    one, two = (log_softmax(np.asarray(logits[0], np.float64)) for logits in (expected, got))
-    return float((np.exp(one) * (one - two)).sum(axis=-1).mean())
+    both = [logits[0].reshape(-1, logits[0].shape[-1]) for logits in (expected, got)]
+    height, found = max(IN_CACHE // both[0].shape[1], 1), []
+    for start in range(0, len(both[0]), height):
+        one, two = (np.array(rows[start : start + height], np.float64) for rows in both)
+        for rows in (one, two):
+            rows -= rows.max(axis=1, keepdims=True)
+        apart = one - two
+        np.exp(one, out=one)
+        np.exp(two, out=two)
+        sums = one.sum(axis=1)
+        found.append(np.einsum("rt,rt->r", one, apart) / sums + np.log(two.sum(axis=1) / sums))
+    return float(np.concatenate(found).mean())
 
 
 def _relative_error(expected: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> float:

@@ -79,6 +79,15 @@ def test_the_loss_is_that_of_a_model_with_one_weight_rounded(source, monkeypatch
         assert ours == pytest.approx(loss, rel=0.01)
 
 
+def test_the_divergence_of_next_tokens_takes_rows_in_parts(monkeypatch):
+    monkeypatch.setattr(bit_losses, "IN_CACHE", 100)
+    one, two = (floats(2, 5, 40, scale=scale, seed=3) for scale in (8, 7))
+    shares = [np.exp(z.astype(np.float64)) / np.exp(z.astype(np.float64)).sum(-1, keepdims=True) for z in (one, two)]
+    expected = (shares[0] * np.log(shares[0] / shares[1])).sum(-1).mean()
+    assert bit_losses._divergence([one], [two]) == pytest.approx(expected, rel=1e-9)
+    assert bit_losses._divergence([one], [one + 3]) == pytest.approx(0, abs=1e-6)
+
+
 def test_no_more_than_one_rounded_weight_is_held(source, monkeypatch):
     held = []
 
