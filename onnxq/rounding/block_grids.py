@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from onnxq.calibration.qparams import TINY
 
@@ -53,6 +54,10 @@ class BlockGrid:
     def steps(self, n: int) -> np.ndarray:
         """Return the scale of each element, `[channels, n]`."""
         return self.wide(self.scales, n)
+
+    def columns(self, values: np.ndarray, n: int, dtype: DTypeLike) -> np.ndarray:
+        """Repeat a number of each block for its elements, `[n, channels]`."""
+        return np.repeat(values.T.astype(dtype), self.block, axis=0)[:n]
 
     def bounds(self, n: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the least and the greatest `code - zero` of each element, `[channels, n]`."""
@@ -163,8 +168,8 @@ class _ExpectedCost:
         cost = np.full(scale.shape, np.inf)
         which = np.nonzero(scale**2 * bound < least * SLACK)
         alike = (which[0] if len(self._weights) > 1 else np.zeros_like(which[0]), which[1])
-        step, offset = scale[which], zero[which]
-        beyond = self._cut[which] / step[:, None]
+        step, offset = scale[which], zero[which].astype(self._cut.dtype, copy=False)
+        beyond = self._cut[which] / step[:, None].astype(self._cut.dtype, copy=False)
         beyond -= _limited(beyond.copy(), offset, self._top)
         np.square(beyond, out=beyond)
         beyond *= self._weights[alike]
@@ -207,35 +212,43 @@ def refit_on_slope(codes: np.ndarray, slope: np.ndarray, grid: BlockGrid, H: np.
     """Return the scales of least error for codes as they are, those of all blocks of a channel together.
 
     With `C_b` the codes of block b alone, the error is quadratic in the scales: `A (s' - s) = -g` with
-    `A_bc = C_b H C_cᵀ` and `g_b = C_b H dᵀ`.
+    `A_bc = C_bᵀ H C_c` and `g_b = C_bᵀ H d`.
 
     Args:
-        codes: Codes less their zero points, `[channels, n]`.
-        slope: `d H`, of the same shape.
+        codes: Codes less their zero points, `[n, channels]`.
+        slope: `H d`, of the same shape.
         grid: The scales so far, which stay where a block has no code besides zero or the result is not positive.
         H: `[n, n]`.
 
     """
     count = grid.scales.shape[1]
-    height = max(FITTED // max(codes.shape[1], count * count, 1), 1)
+    width = max(FITTED // max(len(codes), count * count, 1), 1)
     found = np.empty_like(grid.scales)
-    for start in range(0, len(codes), height):
-        part = slice(start, start + height)
-        found[part] = _refit(codes[part], slope[part], grid.scales[part], grid.block, H)
+    for start in range(0, codes.shape[1], width):
+        part = slice(start, start + width)
+        found[part] = _refit(codes[:, part], slope[:, part], grid.scales[part], grid.block, H)
     return found
 
 
 def _refit(codes: np.ndarray, slope: np.ndarray, scales: np.ndarray, block: int, H: np.ndarray) -> np.ndarray:
-    starts = np.arange(0, codes.shape[1], block)
-    system = np.empty((len(codes), len(starts), len(starts)))
-    for index, start in enumerate(starts):  # A is symmetric
-        product = codes[:, start : start + block] @ H[start : start + block, start:]
-        product *= codes[:, start:]
-        system[:, index, index:] = np.add.reduceat(product, starts[index:] - start, axis=1)
-        system[:, index:, index] = system[:, index, index:]
+    count = scales.shape[1]
+    system = np.empty((count, count, len(scales)))
+    for index, start in enumerate(range(0, len(codes), block)):  # A is symmetric
+        product = H[start:, start : start + block] @ codes[start : start + block]
+        product *= codes[start:]
+        system[index, index:] = _sums(product, block)
+        system[index:, index] = system[index, index:]
+    system = np.ascontiguousarray(system.transpose(2, 0, 1))
     diagonal = np.einsum("cbb->cb", system)
     empty = diagonal <= 0
     diagonal[:] = np.where(empty, 1.0, diagonal * (1 + 1e-9))
-    down = np.add.reduceat(codes * slope, starts, axis=1).astype(np.float64)
+    down = _sums(codes * slope, block).T.astype(np.float64)
     found = scales - np.linalg.solve(system, down[..., None])[..., 0]
     return np.asarray(np.where(empty | (found <= 0), scales, exported(found)))
+
+
+def _sums(values: np.ndarray, block: int) -> np.ndarray:
+    """Add the rows of each block, `[blocks, channels]`; the last block may have fewer rows."""
+    whole = len(values) // block * block
+    found = values[:whole].reshape(-1, block, values.shape[1]).sum(axis=1)
+    return found if whole == len(values) else np.concatenate([found, values[whole:].sum(axis=0, keepdims=True)])

@@ -323,5 +323,5 @@ def refit_scales(rows: np.ndarray, codes: np.ndarray, grid: BlockGrid, gram: Gra
         gram: Full second moments of one group.
 
     """
-    slope = (codes * grid.steps(rows.shape[1]) - rows) @ gram.matrix[0]
-    return refit_on_slope(codes, slope, grid, gram.matrix[0])
+    slope = gram.matrix[0] @ (codes * grid.steps(rows.shape[1]) - rows).T
+    return refit_on_slope(np.ascontiguousarray(codes.T), slope, grid, gram.matrix[0])

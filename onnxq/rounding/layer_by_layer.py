@@ -36,7 +36,7 @@ from onnxq.rounding.short_block_search import Trusted
 from onnxq.rounding.tied_tables import tied_tables
 from onnxq.rounding.weights import WeightKey, WeightSpec, finite_rows, searched_weights
 from onnxq.runtime.blas_threads import single_threaded_blas
-from onnxq.runtime.memory import trim_heap
+from onnxq.runtime.memory import LARGEST_KEPT, keep_freed_blocks, trim_heap
 from onnxq.runtime.workers import run_in_order
 
 MOST_COLUMNS = 2304  # of a block of H: 42 MB in float64, of which a search holds six
@@ -164,6 +164,7 @@ def round_layer_by_layer(
     place = nullcontext() if spool is None else Shelf(spool.folder)
     with place as shelf, working("round") as advance, arithmetic(), single_threaded_blas():
         walk = _Walk(model, jobs, shelf)
+        keep_freed_blocks()
         for key, arrivals in walk.begin(samples):
             job = walk.jobs[key]
             solution = None if checkpoint is None else checkpoint.find(key[0].numpy(), job.coding)
@@ -174,7 +175,8 @@ def round_layer_by_layer(
             job.rows().release()
             walk.found[key] = solution if spool is None else solution.kept(spool.keep)
             del solution
-            trim_heap(model.weight_bytes if spool is not None else key[0].nbytes)
+            if key[0].nbytes > LARGEST_KEPT:  # the next one has use for what a smaller one has left
+                trim_heap(key[0].nbytes)
             advance(len(walk.found), len(jobs))
     return walk.found
 
@@ -244,7 +246,7 @@ class _Walk:
                 return
             job = self._by_node.get(step.node)
             enters = any(node in self._left for node in _nodes_within(step))
-            if job is not None or enters or _mapped_bytes([*waiting, step]) > MAPPED:
+            if job is not None or enters or mapped_bytes([*waiting, step]) > MAPPED:
                 self._advance(waiting, runs, exact)
             if job is not None and job.key not in self.found:
                 yield job.key, [Arrival(step.node, job.readers[step.node], runs, exact)]
@@ -351,7 +353,7 @@ def _nodes_of(body: NodeSchedule) -> Iterator[Node]:
         yield from _nodes_within(step)
 
 
-def _mapped_bytes(steps: Sequence[Step]) -> int:
+def mapped_bytes(steps: Sequence[Step]) -> int:
     """Return the bytes of weights in files that nodes read."""
     return sum(tensor.nbytes for step in steps for tensor in step.mapped)
 

@@ -27,7 +27,7 @@ from onnxq.rounding.cholesky import inverted
 RIDGES = (1e-1, 1.0, 1e-2)  # λ, relative to the mean of the diagonal; the last only if the second serves no better
 SLAB = 1 << 22  # elements of a weight that are corrected at a time
 LEAST_GAIN = 1e-4  # of the error: a weight that gains less stays as it is
-PROBED = 1 << 22  # elements of the channels that choose for all; 256 channels of 1536 choose otherwise than all
+PROBED = 1 << 19  # elements of the channels that choose for all; 256 channels of 1536 choose otherwise than all
 TOGETHER, LEAST_ROWS = 1 << 20, 128  # elements of rows that are multiplied at a time: 4 MB, but no fewer rows
 
 Pair = tuple[np.ndarray, np.ndarray]
