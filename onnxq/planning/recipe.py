@@ -355,7 +355,7 @@ def parse_recipe(content: str, label: str, default_name: str = "") -> Recipe:
     """Read a recipe from TOML text; `label` names it in messages."""
     try:
         table = tomllib.loads(content)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise RecipeError(
             f"recipe {label} is not valid TOML: {error}", "Print one to start from with `onnxq recipes auto`."
         ) from error

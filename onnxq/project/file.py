@@ -116,7 +116,7 @@ def _read(path: Path) -> dict[str, Any]:
         ) from error
     try:
         return tomllib.loads(content)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         hint = "Write / between the folders of a path, not \\." if "\\" in str(error) else START
         unquoted = "Invalid value" in str(error) or "Illegal character '\\n'" in str(error)
         hint = 'Write text between double quotes: "m.onnx".' if unquoted else hint
@@ -198,8 +198,12 @@ class _Reader:
             if key not in known:
                 near = f"Did you mean '{ELSEWHERE[key]}'?" if ELSEWHERE.get(key) in known else ""
                 hint = near or did_you_mean(key, known, cutoff=0.6) or f"Known keys: {', '.join(known)}."
-                if key in {field.name.replace("_", "-") for field in fields(Thresholds)} and "thresholds" in known:
-                    hint = f"Write it as a threshold: thresholds = {{ {key} = {table[key]} }}."
+                dashed = key.replace("_", "-")
+                if dashed in {field.name.replace("_", "-") for field in fields(Thresholds)} and "thresholds" in known:
+                    number = table[key] if type(table[key]) in (int, float) else "NUMBER"
+                    hint = f"Write it as a threshold: thresholds = {{ {dashed} = {number} }}."
+                elif key in KEYS and key not in known and "models" in known:
+                    hint = "Write it under [[models]] for one model, or under [defaults] for all."
                 owner = f"{self.label}: {where}" if where else self.label
                 raise ProjectError(f"{owner} has an unknown key '{key}'", hint)
 

@@ -90,7 +90,7 @@ def load_timings(path: str | Path) -> Timings:
         found = json.loads(Path(path).read_text("utf-8"))
     except OSError as error:
         raise DataError(f"timings {path} cannot be read ({error.strerror})", "Check the path.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"timings {path} are no JSON: {error}", AGAIN) from error
     if not isinstance(found, dict) or "kernels" not in found:
         raise DataError(f"{path} holds no timings", AGAIN)

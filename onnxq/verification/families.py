@@ -102,7 +102,7 @@ def recorded_latencies(model: Model) -> dict[str, float]:
     """Return the latencies that were predicted when a model was written, by family."""
     try:
         found = json.loads(model.metadata.get(LATENCIES, "{}"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     numbers = found.items() if isinstance(found, dict) else ()
     return {name: float(time) for name, time in numbers if isinstance(time, int | float)}

@@ -179,7 +179,10 @@ def test_timings_of_another_kind_are_refused(tmp_path, change, sentence):
         load_timings(path)
 
 
-@pytest.mark.parametrize(("text", "sentence"), [("{", "are no JSON"), ("[]", "no timings"), ("{}", "no timings")])
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [("{", "are no JSON"), (9999 * "[", "are no JSON"), ("[]", "no timings"), ("{}", "no timings")],
+)
 def test_what_is_no_timings_is_refused(tmp_path, text, sentence):
     path = tmp_path / "t.json"
     path.write_text(text)

@@ -178,6 +178,7 @@ def test_a_file_that_is_no_text(tmp_path):
         ("allow = 'com.microsoft'", "'allow' must be a list of strings | "),
         ("only = [1]", "'only' must be a list of strings | "),
         ("scheme = ", "is not valid TOML: "),
+        ("a = " + 5000 * "[", "is not valid TOML: maximum recursion depth exceeded"),
         ("scheme = 'auto'\nscheme = 'auto'", "is not valid TOML: "),
     ],
 )

@@ -121,6 +121,15 @@ WRONG = {
     "float is a number": ("[[models]]\nfloat = 3", "'float' of a model must be a string"),
     "a backslash of Windows": ('[[models]]\nfloat = "a\\regress.onnx"', "'float' of a model holds a control character"),
     "data is no list": ('[[models]]\nfloat = "m.onnx"\ndata = "d.npz"', "'data' must be a list of strings"),
+    "a threshold with an underscore": (
+        '[[models]]\nfloat = "m.onnx"\nmin_sqnr = true',
+        "has an unknown key 'min_sqnr'|thresholds = { min-sqnr = NUMBER }.",
+    ),
+    "too deep": ("a = " + 5000 * "[", "is not valid TOML: maximum recursion depth exceeded"),
+    "a key of models at the top": (
+        "ignore = ['stale']\n[[models]]\nfloat = 'a.onnx'",
+        "has an unknown key 'ignore'|Write it under [[models]] for one model, or under [defaults] for all.",
+    ),
     "a threshold elsewhere": ('[[models]]\nfloat = "m.onnx"\nmin-sqnr = 30', "has an unknown key 'min-sqnr'"),
     "no float": ("[[models]]\nrecipe = 'auto'", "a model has no 'float'"),
     "recipe no string": ("[[models]]\nfloat = 'a.onnx'\nrecipe = 3", "a.onnx: 'recipe' must be a string"),
