@@ -74,13 +74,13 @@ def test_codes_are_tried_only_where_a_layer_reads_few_rows(tmp_path, monkeypatch
     """A product of whole pictures reads one row of each; a Conv reads hundreds of them."""
     nodes = [node("Conv", "x w0", "a", pads=[1, 1, 1, 1]), node("Relu", "a", "b")]
     nodes += [node("Flatten", "b", "f"), node("Gemm", "f w1", "y")] if head else []
-    weights = {"w0": floats(4, 3, 3, 3), "w1": floats(4 * 64, 10, seed=1)}
+    weights = {"w0": floats(4, 8, 3, 3), "w1": floats(4 * 64, 10, seed=1)}
     path = tmp_path / "m.onnx"
     used = weights if head else {"w0": weights["w0"]}
-    onnx.save(build(nodes, {"x": ["N", 3, 8, 8]}, ["y" if head else "b"], used), path)
+    onnx.save(build(nodes, {"x": ["N", 8, 8, 8]}, ["y" if head else "b"], used), path)
     asked: list[bool] = []
     monkeypatch.setattr(variants_module, "_codes_serve_others", lambda *_: (bool(asked.append(True)), None))
-    report = quantize(path, "static-int8", samples=[{"x": floats(1, 3, 8, 8, seed=i)} for i in range(24)], force=True)
+    report = quantize(path, "static-int8", samples=[{"x": floats(1, 8, 8, 8, seed=i)} for i in range(24)], force=True)
     assert len(asked) == head
     few = variants_module.TO_NEAREST.format("the weights of 1 layer")  # those of the Conv are chosen
     assert (few in report.notes) == head

@@ -15,7 +15,7 @@ from onnxq.stages.kernel_timing import stored_only
 from onnxq.stages.prepared import Prepared
 from onnxq.text import percent
 
-SMALL, FAR = 0.12, 24.0  # share of its time that a plan saves, dB from float
+SMALL, FAR = 0.15, 24.0  # share of its time that a plan saves, dB from float
 STORED = "8 bit would save {} of the time at {:.0f} dB: it computes in float, with weights stored in 8 bits"
 
 
