@@ -59,6 +59,36 @@ def test_normalization_of_a_sum(bias):
     close(both("SkipLayerNormalization", [*inputs, floats(8, seed=4), *more], epsilon=1e-5))
 
 
+def test_gelu_in_its_forms():
+    x, bias = floats(2, 3, 8, scale=3), floats(8, seed=1)
+    close(both("Gelu", [x]))
+    close(both("BiasGelu", [x, bias]))
+    close(both("FastGelu", [x]))
+    close(both("FastGelu", [x, bias]))
+
+
+@pytest.mark.parametrize("past", [0, 5])
+def test_a_sink_of_each_head_takes_a_share(past):
+    heads, kv_heads, size, length = 4, 2, 16, 3
+    q, k, v = floats(1, length, heads * size), *(floats(1, length, kv_heads * size, seed=s) for s in (1, 2))
+    caches = [floats(1, kv_heads, past, size, seed=s) for s in (3, 4)]
+    lengths = np.full((1,), past + length - 1, np.int32)
+    inputs = [
+        q,
+        k,
+        v,
+        *caches,
+        lengths,
+        np.array(past + length, np.int32),
+        None,
+        None,
+        None,
+        None,
+        floats(heads, seed=9),
+    ]
+    close(both("GroupQueryAttention", inputs, 3, num_heads=heads, kv_num_heads=kv_heads))
+
+
 @pytest.mark.parametrize("interleaved", [0, 1])
 @pytest.mark.parametrize("places", [np.array([3]), np.array([[3, 4, 5], [0, 1, 2]])])
 def test_rotary_embedding(interleaved, places):

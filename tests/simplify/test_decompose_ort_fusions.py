@@ -211,3 +211,36 @@ def test_products_within_and_around_fused_operators_are_in_8_bit():
     prepared = prepare(parse(proto.SerializeToString()), with_data=True)
     schemes = [decision.scheme for decision in prepared.plan.decisions if decision.node.op_type == "MatMul"]
     assert schemes.count("static-int8") == 5
+
+
+@pytest.mark.parametrize("opset", [17, 18])
+@pytest.mark.parametrize(
+    "made",
+    [
+        fused("SkipSimplifiedLayerNormalization", "h s gamma bias", "n - - total", epsilon=1e-5),
+        fused("SkipLayerNormalization", "h s gamma beta bias", "n - - total", epsilon=1e-5),
+    ],
+    ids=lambda made: made.op_type,
+)
+def test_a_normalisation_in_float16_is_computed_in_float32(made, opset):
+    """Squares of large numbers are beyond float16, and constants have the type of what they are added to."""
+    half = {name: array.astype(np.float16) for name, array in NORMS.items()}
+    nodes = [node("Cast", "x", "h", to=TensorProto.FLOAT16), node("Add", "h half", "s"), made]
+    nodes += [node("Cast", name, gives, to=TensorProto.FLOAT) for name, gives in (("n", "y"), ("total", "z"))]
+    proto = contrib(nodes, X, {**half, "half": np.array(0.5, np.float16)}, (3, 3), opset)
+    found = simplified(proto, "decompose_ort_fusions")
+    assert found.notes == (NOTE,)
+    assert_same(proto, found, [{"x": 400 * FEED["x"]}], rtol=3e-3)
+
+
+def test_attention_in_float16_keeps_its_type():
+    weights = {name: array.astype(np.float16) for name, array in QKV.items()}
+    nodes = [node("Cast", "x", "h", to=TensorProto.FLOAT16)]
+    nodes += [fused("Attention", "h w b m", "a", num_heads=4, unidirectional=1)]
+    proto = contrib([*nodes, node("Cast", "a", "y", to=TensorProto.FLOAT)], {**X, **MASKS["of tokens"][0]}, weights)
+    found = simplified(proto, "decompose_ort_fusions")
+    assert found.notes == (NOTE,)
+    kinds = {
+        value.tensor.dtype for value in found.model.initializers() if "scale" in value.name or "barred" in value.name
+    }
+    assert kinds == {TensorProto.FLOAT16}

@@ -1,4 +1,4 @@
-"""Operators of onnxruntime that saved decoders consist of: attention with a cache, rotary embedding, RMSNorm.
+"""Operators of onnxruntime that saved decoders consist of: attention with a cache, rotations, norms, Gelu.
 
 Inputs, attributes and defaults: ContribOperators.md of onnxruntime. Its CPU kernels leave the cache behind the last
 token of a sequence undefined; it is zero here.
@@ -11,6 +11,7 @@ import math
 import numpy as np
 
 from onnxq.ir.graph import MICROSOFT
+from onnxq.ops.kernels.activation import gelu
 from onnxq.ops.kernels.arrays import Array, NotCovered, normalize_axis
 from onnxq.ops.kernels.registry import kernel
 
@@ -59,6 +60,24 @@ def skip_layer_normalization(
     y = centred * inverse * gamma
     y = (y if beta is None else y + beta).astype(x.dtype, copy=False)
     return (y, None, None, total)[:output_count] if output_count > 1 else y
+
+
+@kernel("Gelu", domain=MICROSOFT)
+def gelu_of_onnxruntime(x: Array) -> Array:
+    """x/2 (1 + erf(x / √2))."""
+    return gelu(x)
+
+
+@kernel("BiasGelu", domain=MICROSOFT)
+def bias_gelu(x: Array, bias: Array) -> Array:
+    """Gelu of x + bias."""
+    return gelu(x + bias)
+
+
+@kernel("FastGelu", domain=MICROSOFT)
+def fast_gelu(x: Array, bias: Array | None = None) -> Array:
+    """Gelu of x + bias, in its form with tanh."""
+    return gelu(x if bias is None else x + bias, approximate="tanh")
 
 
 def rotate(x: Array, cos: Array, sin: Array, *, interleaved: bool) -> Array:
@@ -138,8 +157,6 @@ def group_query_attention(
     codes, of this call's tokens as well.
     """
     scales = _cache_scales({k_quant_type, v_quant_type}, k_scale, v_scale, kv_cache_bit_width)
-    if head_sink is not None:
-        raise NotCovered("a sink of each head is not supported", "Export the model without it.")
     if key is None or value is None:
         query, key, value = _split_packed(query, num_heads, kv_num_heads)
     q, k, v = _heads(query, num_heads), _heads(key, kv_num_heads), _heads(value, kv_num_heads)
@@ -161,7 +178,8 @@ def group_query_attention(
     meant = [each * factor.astype(q.dtype) for each, factor in zip((keys, values), scales, strict=False)]
     wide = [np.repeat(each, num_heads // kv_num_heads, axis=1) for each in meant or (keys, values)]
     logits = _logits(q, wide[0], scale, softcap, attention_bias)
-    result = _joined(_attended(np.where(seen[:, None], logits, -np.inf), wide[1]).astype(q.dtype, copy=False))
+    attended = _attended(np.where(seen[:, None], logits, -np.inf), wide[1], head_sink)
+    result = _joined(attended.astype(q.dtype, copy=False))
     return (result, keys, values)[:output_count] if output_count > 1 else result
 
 
@@ -240,9 +258,14 @@ def _masked(logits: Array, mask: Array | None, filler: float) -> Array:
     return np.asarray(np.where(mask[:, None, None] != 0, logits, logits.dtype.type(filler)))
 
 
-def _attended(logits: Array, values: Array) -> Array:
-    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
+def _attended(logits: Array, values: Array, sink: Array | None = None) -> Array:
+    """Return the values by the softmax of logits; a sink of each head, a logit, takes a share for nothing."""
+    most = logits.max(axis=-1, keepdims=True)
+    beyond = None if sink is None else sink.reshape(1, -1, 1, 1).astype(logits.dtype)
+    most = most if beyond is None else np.maximum(most, beyond)
+    weights = np.exp(logits - most)
+    sums = weights.sum(axis=-1, keepdims=True)
+    weights /= sums if beyond is None else sums + np.exp(beyond - most)
     return np.asarray(weights @ values)
 
 

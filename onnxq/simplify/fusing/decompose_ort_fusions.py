@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
@@ -22,6 +23,12 @@ OPSET, AXES_OPSET = 17, 18  # the first with LayerNormalization, and whose Reduc
 EPSILON = 1e-12  # where none is stated
 MASKED = -10000.0
 NO_ACTIVATION, CLIP_OPSET = "", 11  # from where on the ends of a Clip are inputs
+KINDS: dict[int | None, type[np.floating[Any]]] = {
+    None: np.float32,
+    TensorProto.FLOAT: np.float32,
+    TensorProto.FLOAT16: np.float16,
+    TensorProto.DOUBLE: np.float64,
+}
 PARAMETERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys((NO_ACTIVATION, "Relu", "Sigmoid", "Tanh"), ()),
     "Clip": ("min", "max"),
@@ -61,7 +68,7 @@ def _skip_layer_normalization(patch: Patch, node: Node, *, newer: bool = False) 
     made, gamma = _made(node, 0, 3), _input(node, 2)
     simplified = node.op_type.startswith("SkipSimplified")
     total = _sum(patch, node, _input(node, 3 if simplified else 4))
-    if made is None or made[0] is None or gamma is None or total is None:
+    if made is None or made[0] is None or gamma is None or total is None or gamma.dtype not in KINDS:
         return False
     if simplified:
         normalised = _root_mean_square(patch, node, total, gamma, newer=newer)
@@ -89,16 +96,29 @@ def _normalised(patch: Patch, node: Node, value: Value, gamma: Value, beta: Valu
 
 
 def _root_mean_square(patch: Patch, node: Node, value: Value, gamma: Value, *, newer: bool) -> Value:
-    name = node.label
-    square = patch.op("Pow", value, patch.constant(np.array(2, np.float32), f"{name}_two"), hint=f"{name}_squares")
+    """Divide a value by its root mean square, which is computed in float32 at least, as onnxruntime does."""
+    name, half = node.label, gamma.dtype == TensorProto.FLOAT16
+    wide = patch.op("Cast", value, hint=f"{name}_wide", to=TensorProto.FLOAT) if half else value
+    kind = TensorProto.FLOAT if half else gamma.dtype
+    square = patch.op("Pow", wide, _number(patch, 2, kind, f"{name}_two"), hint=f"{name}_squares")
     if newer:
         axes = patch.constant(np.array([-1], np.int64), f"{name}_axes")
         mean = patch.op("ReduceMean", square, axes, hint=f"{name}_mean", keepdims=1)
     else:
         mean = patch.op("ReduceMean", square, hint=f"{name}_mean", axes=[-1], keepdims=1)
-    epsilon = patch.constant(np.array(node.attribute("epsilon", EPSILON), np.float32), f"{name}_epsilon")
+    epsilon = _number(patch, float(node.attribute("epsilon", EPSILON)), kind, f"{name}_epsilon")
     root = patch.op("Sqrt", patch.op("Add", mean, epsilon, hint=f"{name}_more"), hint=f"{name}_root")
-    return patch.op("Mul", patch.op("Div", value, root, hint=f"{name}_divided"), gamma, hint=f"{name}_normalised")
+    divided = patch.op("Div", wide, root, hint=f"{name}_divided")
+    if half:
+        divided = patch.op("Cast", divided, hint=f"{name}_narrow", to=TensorProto.FLOAT16)
+    return patch.op("Mul", divided, gamma, hint=f"{name}_normalised")
+
+
+def _number(patch: Patch, number: float, kind: int | None, hint: str) -> Value:
+    """Return a constant of an element type, as far as that reaches."""
+    dtype = KINDS[kind]
+    limits = np.finfo(dtype)
+    return patch.constant(np.array(np.clip(number, limits.min, limits.max), dtype), hint)
 
 
 def _embed_layer_normalization(patch: Patch, node: Node) -> bool:
@@ -138,7 +158,9 @@ def _attention(patch: Patch, node: Node) -> bool:
     value, weight, bias, mask, past, more = (_input(node, slot) for slot in range(6))
     made, matrix = _made(node, 0), None if weight is None else weight.constant
     heads = int(node.attribute("num_heads", 0))
-    if made is None or made[0] is None or value is None or matrix is None or len(matrix.shape) != 2:
+    if made is None or made[0] is None or value is None or weight is None or matrix is None:
+        return False
+    if len(matrix.shape) != 2 or weight.dtype not in KINDS:
         return False
     third = matrix.shape[1] // 3
     sizes = [int(size) for size in node.attribute("qkv_hidden_sizes", (third, third, third))]
@@ -153,9 +175,7 @@ def _attention(patch: Patch, node: Node) -> bool:
     q, k, v = (_heads(patch, part, heads, perm, name) for part, perm in zip(parts, PERMUTATIONS, strict=True))
     scale = float(node.attribute("scale", 0.0)) or 1 / math.sqrt(sizes[0] // heads)
     scores = patch.op("MatMul", q, k, hint=f"{name}_products")
-    scores = patch.op(
-        "Mul", scores, patch.constant(np.array(scale, np.float32), f"{name}_scale"), hint=f"{name}_scores"
-    )
+    scores = patch.op("Mul", scores, _number(patch, scale, weight.dtype, f"{name}_scale"), hint=f"{name}_scores")
     for added in (barred, _causal(patch, node, value), more):
         scores = scores if added is None else patch.op("Add", scores, added, hint=f"{name}_masked")
     seen = patch.op("MatMul", patch.op("Softmax", scores, hint=f"{name}_probabilities", axis=-1), v)
@@ -202,7 +222,7 @@ def _barred(patch: Patch, node: Node, value: Value, mask: Value | None) -> Value
     else:
         return None
     allowed = _with_axes(patch, allowed, [1] if rank == 3 else [1, 2], name)
-    return _where(patch, allowed, float(node.attribute("mask_filter_value", MASKED)), name)
+    return _where(patch, allowed, float(node.attribute("mask_filter_value", MASKED)), node)
 
 
 def _causal(patch: Patch, node: Node, value: Value) -> Value | None:
@@ -212,15 +232,17 @@ def _causal(patch: Patch, node: Node, value: Value) -> Value | None:
     name = node.label
     places = _positions(patch, value, 1, name)
     allowed = patch.op("GreaterOrEqual", _with_axes(patch, places, [1], name), places, hint=f"{name}_earlier")
-    return _where(patch, allowed, float(np.finfo(np.float32).min), name)
+    return _where(patch, allowed, float(np.finfo(np.float32).min), node)
 
 
 def _with_axes(patch: Patch, value: Value, axes: list[int], name: str) -> Value:
     return patch.op("Unsqueeze", value, patch.constant(np.array(axes, np.int64), f"{name}_axes"))
 
 
-def _where(patch: Patch, allowed: Value, otherwise: float, name: str) -> Value:
-    zero, barred = (patch.constant(np.array(each, np.float32), f"{name}_barred") for each in (0.0, otherwise))
+def _where(patch: Patch, allowed: Value, otherwise: float, node: Node) -> Value:
+    name, weight = node.label, node.inputs[1]
+    kind = None if weight is None else weight.dtype
+    zero, barred = (_number(patch, each, kind, f"{name}_barred") for each in (0.0, otherwise))
     return patch.op("Where", allowed, zero, barred, hint=f"{name}_mask")
 
 
@@ -230,7 +252,10 @@ def _with_activation(patch: Patch, node: Node) -> bool:
     keys = PARAMETERS.get(kind, ())
     stated = [node.attribute(f"activation_{key}") for key in keys]  # of FusedGemm
     given = list(node.attribute("activation_params", ())) or [each for each in stated if each is not None]
+    weight = _input(node, 1)
     if made is None or made[0] is None or kind not in PARAMETERS or len(given) != len(keys):
+        return False
+    if weight is None or weight.dtype not in KINDS:
         return False
     name = node.label
     own = {key: node.attribute(key) for key in node.spans if not key.startswith("activation")}
@@ -239,7 +264,7 @@ def _with_activation(patch: Patch, node: Node) -> bool:
     value = value if added is None else patch.op("Add", value, added, hint=f"{name}_sum")
     settings = dict(zip(keys, map(float, given), strict=True))
     if kind == "Clip":
-        ends = [patch.constant(np.array(end, np.float32), f"{name}_{key}") for key, end in settings.items()]
+        ends = [_number(patch, end, weight.dtype, f"{name}_{key}") for key, end in settings.items()]
         value = patch.op(kind, value, *ends, hint=f"{name}_activated")
     elif kind != NO_ACTIVATION:
         value = patch.op(kind, value, hint=f"{name}_activated", **settings)
