@@ -19,6 +19,7 @@ from onnxq.evaluator.engine import Evaluator
 from onnxq.ir import Model, Node, Value
 from onnxq.ir.segment import Segment
 from onnxq.ir.topological_order import reads
+from onnxq.ops.forms.integer_domain import MOVERS
 from onnxq.runtime.in_memory import encode_part
 from onnxq.runtime.session import open_session, run_session
 
@@ -40,7 +41,8 @@ class FirstLayers:
         affine: Convolutions and products with constant weights that depend on this input alone.
         normalizations: BatchNormalization nodes with constant statistics that depend on this input alone.
         shared: BatchNormalization nodes that depend on other inputs as well.
-        bounded: Activations with a greatest value that depend on this input alone.
+        bounded: Activations with a greatest value that depend on this input alone, but for those that give outputs:
+            scores of rare events are at their bound, whatever the samples' scale.
 
     """
 
@@ -71,7 +73,7 @@ def first_layers(model: Model, name: str, most: int = MOST_LAYERS) -> FirstLayer
             found.affine.append(node)
         elif node.op_type == "Add" and found.affine and node.inputs[0] in found.affine[-1].outputs:
             found.affine[-1] = node if _has_constants(node, 1) else found.affine[-1]  # the bias of a MatMul
-        elif names == {name} and upper_bound(node) is not None:
+        elif names == {name} and upper_bound(node) is not None and not _gives_output(node):
             found.bounded.append(node)
         elif node.op_type == "BatchNormalization" and _has_constants(node, 3, 4):
             (found.normalizations if names == {name} else found.shared).append(node)
@@ -80,6 +82,15 @@ def first_layers(model: Model, name: str, most: int = MOST_LAYERS) -> FirstLayer
         found.normalizations[:MOST_NORMALIZATIONS],
         found.shared[:MOST_NORMALIZATIONS],
         found.bounded[:1],
+    )
+
+
+def _gives_output(node: Node) -> bool:
+    """Whether a node makes an output of the model, which others may move elsewhere."""
+    made = [value for value in node.outputs if value is not None]
+    readers = (reader for value in made for reader in value.consumers())
+    return any(value.is_output for value in made) or any(
+        reader.op_type in (*MOVERS, "Identity") and not reader.domain and _gives_output(reader) for reader in readers
     )
 
 

@@ -197,6 +197,40 @@ def test_a_model_without_biases_is_not_judged() -> None:
     assert warnings(without_biases(build(SIGNED, folded=True)), as_convention(pictures(), BYTES)) == []
 
 
+@pytest.mark.parametrize(("ending", "warned"), [("Sigmoid", False), ("Squeeze", False), ("Gemm", True)])
+def test_scores_at_their_bound_say_nothing_about_samples(ending: str, warned: bool) -> None:
+    assert bool(warnings(detector_of_rare_words(ending), embeddings())) is warned
+
+
+def embeddings() -> np.ndarray:
+    return (20 * np.random.default_rng(4).standard_normal((COUNT, 1, 96))).astype(np.float32)
+
+
+def detector_of_rare_words(ending: str) -> Model:
+    """Build a Gemm with small biases, and a score that is next to zero on all samples; a Gemm may follow."""
+    random = np.random.default_rng(5)
+    weights = {
+        "first.w": random.uniform(-0.1, 0.1, (96, 32)),
+        "first.b": random.uniform(-0.1, 0.1, 32),
+        "score.w": np.full((32, 1), -0.06),
+        "last.w": np.ones((1, 1)),
+    }
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["flat"]),
+        helper.make_node("Gemm", ["flat", "first.w", "first.b"], ["first"], "first"),
+        helper.make_node("Relu", ["first"], ["relu"]),
+        helper.make_node("Gemm", ["relu", "score.w"], ["logit"], "score"),
+        helper.make_node("Sigmoid", ["logit"], ["y" if ending == "Sigmoid" else "score"]),
+    ]
+    last = ["score", "last.w"] if ending == "Gemm" else ["score"]
+    nodes += [helper.make_node(ending, last, ["y"])] if ending != "Sigmoid" else []
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, 96])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    stored = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()]
+    graph = helper.make_graph(nodes, "rare", inputs, outputs, stored)
+    return parse(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString())
+
+
 def without_biases(model: Model) -> Model:
     proto = onnx.load_from_string(model.serialize())
     for tensor in proto.graph.initializer:
