@@ -112,3 +112,21 @@ def test_kernels_without_blocks_take_less_for_one_filter() -> None:
     costs = load_costs("cpu-arm64")
     few, block = (costs.conv(64, filters, 9, 3136, 1) for filters in (1, 8))
     assert few[0] < 0.5 * block[0]
+
+
+# Channels, window, positions, and how many times as long float took as codes on AMD Zen 4
+ONE_AXIS = [(64, 31, 400, 3.4), (256, 9, 400, 2.7), (256, 31, 100, 5.7), (256, 3, 1600, 1.6), (256, 31, 1600, 4.0)]
+
+
+@pytest.mark.parametrize(("channels", "window", "positions", "ratio"), ONE_AXIS)
+def test_float_multiplies_each_channel_of_a_depthwise_conv_of_one_axis(
+    channels: int, window: int, positions: int, ratio: float
+) -> None:
+    in_float, in_integers = load_costs("cpu-vnni").conv(channels, channels, window, positions, channels, axes=1)
+    assert ratio / 2 < in_float / in_integers < ratio * 2
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_depthwise_conv_of_one_axis_is_no_faster_than_one_of_two(name: str) -> None:
+    one, two = (load_costs(name).conv(128, 128, 11, 400, 128, axes=axes) for axes in (1, 2))
+    assert one[0] > 1.5 * two[0]
