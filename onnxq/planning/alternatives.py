@@ -12,7 +12,7 @@ from onnxq.planning.cost_model import node_times
 from onnxq.planning.decision import Override
 from onnxq.planning.planner import form_of
 from onnxq.planning.recipe import Recipe
-from onnxq.planning.row_costs import row_time, rows_pay
+from onnxq.planning.row_costs import one_row, row_time, rows_pay
 from onnxq.targets import Costs
 from onnxq.targets.target import load_target
 
@@ -72,11 +72,14 @@ def by_rows(node: Node, recipe: Recipe, opset: int) -> Override | None:
         opset: Of the model.
 
     Returns:
-        None where the node has no such form.
+        None where the node has no such form. Also where it reads one row, whose scale is that of the tensor: a single
+        kernel finds it then.
 
     """
     scheme, _ = recipe.scheme_for(node.op_type, node.name)
     if scheme.name != "auto" or scheme.activation_granularity == "tensor" or not load_target(scheme.target).timed:
+        return None
+    if one_row(node):
         return None
     try:
         form = form_of(node, replace(scheme, name="dynamic-int8", **dict(ROWS)), opset)

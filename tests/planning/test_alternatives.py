@@ -107,6 +107,12 @@ def test_alternatives_take_less_time_than_float_the_fastest_first():
     assert row_time(small, costs) < node_times(small, costs)[0]
 
 
+@pytest.mark.parametrize("shape", [[1, 256], [1, 1, 256]])
+def test_one_row_has_no_scale_of_its_own(shape: list[int]) -> None:
+    assert by_rows(layer("MatMul", "w", shape), recipe_of("auto"), 17) is None
+    assert by_rows(layer("MatMul", "w", [*shape[:-1], 2, 256]), recipe_of("auto"), 17) is not None
+
+
 def test_a_conv_by_rows_costs_by_its_windows():
     costs = load_costs("cpu-vnni")
     conv = layer("Conv", "k", [1, 256, 512])
