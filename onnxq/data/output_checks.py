@@ -32,6 +32,7 @@ UNSURE, SURE, MUCH_SURER = 0.25, 0.45, 2.5  # mean probability of the class that
 FEW_CLASSES, MORE_CLASSES = 0.75, 1.2  # classes chosen by the number of samples, and how they become more
 UNLIKE = "Look at the values: indices beyond a table, or sizes that do not go together."
 OF_OTHERS = "The ids are those of another model: take its own tokenizer, or the classes that it was trained on."
+SURELY = 0.95  # probability of a class
 ENOUGH_ELEMENTS = 1 << 16  # of an array, evenly taken, to tell how much it differs between samples
 
 
@@ -74,11 +75,12 @@ def output_warnings(
                 "Check the samples and the model: figures of zeros say nothing.",
             )
         elif _hardly_differ(samples, columns):
-            yield WarningLine(
-                "equal-outputs",
-                f"the outputs hardly differ between {len(samples)} samples that do",
-                "Check how the samples are normalised: the model does not see what is in them.",
-            )
+            message = f"the outputs hardly differ between {len(samples)} samples that do"
+            remedy = "Check how the samples are normalised: the model does not see what is in them."
+            if all(_of_one_class(column) for column in columns):
+                message = f"the model is sure of one class for all {len(samples)} samples"
+                remedy = "Give samples of all classes; if these are, check how they are normalised."
+            yield WarningLine("equal-outputs", message, remedy)
     except (OnnxqError, SessionError):
         return
 
@@ -149,6 +151,12 @@ def _hardly_differ(samples: Sequence[Sample], columns: Sequence[list[np.ndarray]
         return False
     real = [column for column in columns if isinstance(column[0], np.ndarray) and column[0].dtype.kind == "f"]
     return len(real) == len(columns) and bool(real) and all(_variation(column) < HARDLY for column in real)
+
+
+def _of_one_class(column: Sequence[np.ndarray]) -> bool:
+    """Whether an output holds probabilities, nearly 1 for one class in all samples."""
+    rows = [array.ravel() for array in column]
+    return all(_are_probabilities(row) and row.max() >= SURELY for row in rows)
 
 
 def _variation(arrays: Sequence[np.ndarray]) -> float:

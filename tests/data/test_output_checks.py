@@ -135,3 +135,18 @@ def test_few_samples_run_where_their_outputs_clearly_differ(monkeypatch: pytest.
     alike = [{"x": 50 + abs(one["x"])} for one in given]  # of which a Tanh makes 1
     codes(model, alike)
     assert len(runs) == output_checks.FIRST + COUNT
+
+
+def test_samples_of_one_class_are_told_apart_from_outputs_that_see_nothing() -> None:
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["s"]), helper.make_node("Softmax", ["s"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 32])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2])],
+        [numpy_helper.from_array(np.array([[1.0, 0.0]] * 32, np.float32), "w")],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    given = [{"x": np.random.default_rng(i).random((1, 32), np.float32)} for i in range(COUNT)]
+    found = [one for one in examine(parse(made.SerializeToString()), given).warnings if one.code == "equal-outputs"]
+    assert [one.message for one in found] == [f"the model is sure of one class for all {COUNT} samples"]
+    assert "Give samples of all classes" in found[0].remedy
