@@ -334,9 +334,8 @@ def read_model(model: ModelInput) -> Model:
     if isinstance(model, onnx.ModelProto):
         return parse(encode_proto(model))
     if not isinstance(model, str | PathLike):
-        raise ModelError(
-            f"a model is a path, a ModelProto or loaded, and {type(model).__name__} is given", "Give its path."
-        )
+        how = "Give its path, or onnx.load_from_string(bytes)." if isinstance(model, bytes) else "Give its path."
+        raise ModelError(f"a model is a path, a ModelProto or loaded, and {type(model).__name__} is given", how)
     return load(model)
 
 

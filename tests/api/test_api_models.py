@@ -135,6 +135,9 @@ def test_what_is_no_model_is_refused() -> None:
         _ = onnxq.quantize(proto(), dry_run=True).model
     with pytest.raises(onnxq.ModelError, match="a model is a path, a ModelProto or loaded, and int is given"):
         onnxq.quantize(3)  # type: ignore[arg-type]
+    with pytest.raises(onnxq.ModelError) as refused:
+        onnxq.quantize(b"bytes of a model")  # type: ignore[arg-type]
+    assert refused.value.hint == "Give its path, or onnx.load_from_string(bytes)."
     with pytest.raises(onnxq.DataError, match="data names files, and an array is given"):
         onnxq.quantize(proto(), data=np.zeros((2, 4)))  # type: ignore[arg-type]
     with pytest.raises(onnxq.DataError, match=r"input '\w+' has rank .*, the array gives rank 1 \[2\]"):
