@@ -18,6 +18,7 @@ import numpy as np
 
 from onnxq.calibration.stats_file import read_arrays, write_arrays
 from onnxq.errors import DataError, OutputError
+from onnxq.ir.storage.shelf import release_array
 from onnxq.ops.forms.block_codes import BlockCodes
 from onnxq.rounding.block_solver import BlockSolution
 from onnxq.version import __version__
@@ -95,11 +96,16 @@ class Checkpoint:
 
     def _add(self, array: Any) -> None:
         """Take an array into the digest."""
-        array = np.asarray(array)
+        array = np.atleast_1d(array)
         self._digest.update(f"{array.dtype.str}{array.shape}".encode())
-        flat = np.ascontiguousarray(array).reshape(-1)
-        for start in range(0, flat.size, PIECE):
-            self._digest.update(flat[start : start + PIECE].tobytes())
+        if array.T.flags.c_contiguous and not array.flags.c_contiguous:  # such as a tied head, whose copy is large
+            self._digest.update(b"transposed")
+            array = array.T
+        height = max(PIECE * len(array) // max(array.size, 1), 1)
+        for start in range(0, len(array), height):
+            part = array[start : start + height]
+            self._digest.update(part.tobytes())
+            release_array(part)
 
 
 def _solution(arrays: Mapping[str, np.ndarray]) -> BlockSolution:

@@ -167,7 +167,7 @@ def round_layer_by_layer(
         keep_freed_blocks()
         for key, arrivals in walk.begin(samples):
             job = walk.jobs[key]
-            solution = None if checkpoint is None else checkpoint.find(key[0].numpy(), job.coding)
+            solution = None if checkpoint is None else checkpoint.find(key[0].view(), job.coding)
             if solution is None:
                 solution = walk.solve(job, arrivals)
                 if checkpoint is not None:

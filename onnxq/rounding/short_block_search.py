@@ -24,7 +24,11 @@ from onnxq.rounding.column_sweep import sweep
 from onnxq.rounding.coordinate_descent import Feedback, damped, limit, nearest
 from onnxq.runtime.workers import run_in_order
 
-DAMPING = 1e-2
+DAMPING = 1e-2  # of H at least
+# Times columns by rows: few rows show little of H. On layers of SmolLM2 and other text, that gains 1.4 to 2.3 dB with 2
+# windows of 256 tokens. With 16 it is 0.2 to 1 dB. With 0.5, it gains a quarter more, but inputs of few directions lose
+# 1 dB
+DOUBT = 0.2
 TOGETHER = 1 << 20  # elements of the channels that are searched for together: 4 MB in float32
 COMPARED = 16  # of so many channels one is rounded to nearest, too, to tell what is gained
 ARRAYS = 24  # of so many elements, in a search
@@ -47,7 +51,8 @@ class Trusted:
     def of(cls, gram: Gram) -> Trusted:
         """Decompose second moments of one block."""
         dtype = gram.matrix.dtype
-        H = damped(gram.matrix.astype(np.float64, copy=False), DAMPING)
+        damping = max(DAMPING, DOUBT * gram.matrix.shape[1] / max(gram.rows, 1))
+        H = damped(gram.matrix.astype(np.float64, copy=False), damping)
         return cls(H[0].astype(dtype), Feedback(H, dtype))
 
 

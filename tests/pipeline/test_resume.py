@@ -113,6 +113,22 @@ def test_a_folder_that_takes_no_codes_is_named(tmp_path):
     assert "--resume" in str(caught.value.hint)
 
 
+def test_a_transposed_weight_is_read_where_it_lies(tmp_path, monkeypatch):
+    """A tied head is half a gigabyte, and a copy of it would be the most that a run takes."""
+    monkeypatch.setattr(checkpoint, "PIECE", 64)
+    parts, release = [], checkpoint.release_array
+    monkeypatch.setattr(checkpoint, "release_array", lambda part: parts.append(part) or release(part))
+    table, found = floats(48, 32), []
+    for weight in (table.T, np.ascontiguousarray(table.T), table):
+        kept = checkpoint.Checkpoint(tmp_path / "q.onnx.resume", ["run"], [])
+        parts.clear()
+        kept.find(weight, "coding")
+        found.append(kept._path())
+        assert len(parts) >= 24
+        assert all(np.may_share_memory(part, weight) for part in parts)
+    assert len(set(found)) == 3
+
+
 def test_a_recipe_without_blocks_has_nothing_to_resume(source):
     with pytest.raises(RecipeError, match="keeps codes of weights in blocks"):
         quantize(source, "weight-int8", output=source.with_name("q.onnx"), resume=True)

@@ -11,7 +11,7 @@ from onnxq.calibration.im2col import Unfolding
 from onnxq.calibration.second_moments import LayerMoments
 from onnxq.rounding import short_block_search
 from onnxq.rounding.block_solver import solve_blocks
-from onnxq.rounding.coordinate_descent import Feedback, damped
+from onnxq.rounding.coordinate_descent import Feedback
 from onnxq.rounding.short_block_search import Trusted, search_shortly
 
 N, CHANNELS = 96, 40
@@ -55,10 +55,27 @@ def test_float32_serves_as_well_as_float64():
 
 def test_errors_are_those_of_the_codes():
     gram = measured().total()
-    found = search_shortly(ROWS, Trusted.of(gram), 4, 32)
-    trusted = Gram(damped(gram.matrix, short_block_search.DAMPING), gram.mean, gram.rows)
-    told = trusted.errors(found.codes.dequantized(1, 32).astype(np.float64) - ROWS)
+    trusted = Trusted.of(gram)
+    found = search_shortly(ROWS, trusted, 4, 32)
+    told = Gram(trusted.H[None], gram.mean, gram.rows).errors(found.codes.dequantized(1, 32).astype(np.float64) - ROWS)
     np.testing.assert_allclose(found.kept, told[:: short_block_search.COMPARED], rtol=1e-6)
+
+
+def test_few_rows_are_trusted_less(monkeypatch):
+    """Much of what few rows show of H is chance: rounding by it costs on others."""
+
+    def moments(rows, seed):
+        made = LayerMoments(Unfolding(N), N)
+        fading = floats(1, rows, N, seed=seed) / np.arange(1, N + 1, dtype=np.float32) ** 0.7
+        made.add(fading @ floats(N, N, seed=9))
+        return made.total()
+
+    def found():
+        return error(search_shortly(ROWS, Trusted.of(moments(120, 1)), 4, 32).codes, moments(900, 2))
+
+    doubted = found()
+    monkeypatch.setattr(short_block_search, "DOUBT", 0)
+    assert doubted < 0.98 * found()
 
 
 def test_channels_in_parts_give_the_same_codes(monkeypatch):
