@@ -90,6 +90,8 @@ def text_input(model: Model) -> TextInput | None:
         return None
     if isinstance(length, int) and not 2 <= length <= LONGEST:
         return None
+    if isinstance(shape[1], int) and shape[1] != length:  # of the last token alone, as some exports have them
+        return None
     return TextInput(ids, others, caches, logits, int(tokens), length if isinstance(length, int) else LENGTH)
 
 
@@ -186,7 +188,7 @@ def _redrafted(found: TextInput, ids: np.ndarray, sampler: _Sampler, logits: Run
 
 
 def reads_backwards(found: TextInput, one: np.ndarray, logits: RunLogits) -> bool:
-    """Tell whether the last token leaves the logits in front of it as they are, but for rounding.
+    """Tell whether each token has logits, and the last leaves those in front of it as they are, but for rounding.
 
     Args:
         found: The inputs of a decoder.
@@ -197,6 +199,8 @@ def reads_backwards(found: TextInput, one: np.ndarray, logits: RunLogits) -> boo
     other = one.copy()
     other[:, -1] = (other[:, -1] + 1) % found.tokens
     before, after = logits(one), logits(other)
+    if before.shape[1] != one.shape[1]:
+        return False
     most = np.abs(before).max()
     return bool(np.isfinite(most)) and bool(np.abs(before[:, :-1] - after[:, :-1]).max() <= TOLERANCE * most)
 
@@ -251,6 +255,8 @@ def _is_causal(evaluator: Evaluator, found: TextInput, ids: np.ndarray) -> bool:
     before = evaluator.run(found.feeds(one), [name])[name]
     one[:, -1] = (one[:, -1] + 1) % found.tokens
     after = evaluator.run(found.feeds(one), [name])[name]
+    if before.shape[1] != one.shape[1]:
+        return False
     return bool(np.isfinite(after).all()) and np.array_equal(before[:, :-1], after[:, :-1])
 
 

@@ -9,6 +9,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from decoders import genai_decoder, genai_samples, optimum_decoder
+from helpers import node
 
 from onnxq.api.verify import verify
 from onnxq.ir.storage import residency
@@ -29,7 +30,7 @@ def test_a_decoder_of_the_builder_is_rounded_layer_by_layer(tmp_path, monkeypatc
     plain = quantize(tmp_path / "m.onnx", nearest, samples=samples, output=tmp_path / "n.onnx", fast=True)
     by_output_error = ("rounded 14 weights by output error", "rounded 15 weights by output error")  # one gains nothing
     assert any(note.startswith(by_output_error) for note in report.notes)
-    made = Counter(node.op_type for node in onnx.load(tmp_path / "q.onnx").graph.node)
+    made = Counter(one.op_type for one in onnx.load(tmp_path / "q.onnx").graph.node)
     joined = not large and not half  # queries, keys and values of two layers
     assert made["MatMulNBits"] == (11 if joined else 15)
     assert made["GroupQueryAttention"] == 2
@@ -58,6 +59,28 @@ def test_a_decoder_with_a_cache_is_calibrated_on_what_it_writes(tmp_path, monkey
         monkeypatch.setattr(residency, "LARGE", 0)
     report = quantize(tmp_path / "m.onnx", in_blocks(4), output=tmp_path / "q.onnx")
     assert "chose codes on 16 token sequences that the model generated itself" in report.notes
+
+
+@pytest.mark.parametrize("stated", [False, True])
+@pytest.mark.parametrize("large", [False, True])
+def test_logits_of_the_last_token_alone_have_no_perplexity(tmp_path, monkeypatch, large, stated):
+    """The builder's `prune_lm_head` leaves them: such a model is quantized, but writes and judges no text."""
+    model = genai_decoder()
+    head = next(one for one in model.graph.node if one.output[0] == "logits")
+    last = node("Slice", f"{head.input[0]} from_last to_end on_tokens", "last_token")
+    head.input[0] = "last_token"
+    model.graph.node.insert(len(model.graph.node) - 1, last)
+    numbers = {"from_last": [-1], "to_end": [2**31], "on_tokens": [1]}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.array(a), name) for name, a in numbers.items())
+    if stated:
+        model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 1
+    onnx.save(model, tmp_path / "m.onnx")
+    if large:
+        monkeypatch.setattr(residency, "LARGE", 0)
+    for samples in (None, genai_samples(model, 6)):
+        report = quantize(tmp_path / "m.onnx", in_blocks(4), samples=samples, output=tmp_path / "q.onnx", force=True)
+        assert report.comparison is not None
+        assert report.comparison.decoding is None or report.comparison.decoding.perplexity is None
 
 
 def test_a_token_behind_a_cache_is_computed_as_without(tmp_path):
