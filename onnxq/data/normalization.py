@@ -47,7 +47,7 @@ CLIPPED, SATURATED = 0.25, 0.9
 # The most that values that fit leave of a layer's biases, in how many layers and in which share of them. TIMES_WORSE:
 # what other values leave, in the median of layers and of samples; EACH_WORSE: in four of five samples. Right samples of
 # 23 models: 2.9 and less, wrong ones 3.4 to 88
-EXPLAINED, LEAST_LAYERS, LEAST_SHARE, TIMES_WORSE, EACH_WORSE = 0.7, 4, 0.5, 3.0, 1.5
+EXPLAINED, LEAST_LAYERS, LEAST_SHARE, TIMES_WORSE, EACH_WORSE = 0.7, 4, 0.5, 3.3, 1.5
 SAMPLES, LEAST_SAMPLES = 3, 5  # that are looked at first, and then
 ABOUT_AS_GOOD = 0.7  # of the best
 LEAST_BYTES, MOST_BYTES = 100.0, 255.5  # greatest value of pictures in 8 bit
