@@ -49,6 +49,7 @@ CLIPPED, SATURATED = 0.25, 0.9
 # 23 models: 2.9 and less, wrong ones 3.4 to 88
 EXPLAINED, LEAST_LAYERS, LEAST_SHARE, TIMES_WORSE, EACH_WORSE = 0.7, 4, 0.5, 3.3, 1.5
 SAMPLES, LEAST_SAMPLES = 3, 5  # that are looked at first, and then
+HOPEFUL = 0.5  # of TIMES_WORSE, which values have to reach on the first sample to be tried on others
 ABOUT_AS_GOOD = 0.7  # of the best
 LEAST_BYTES, MOST_BYTES = 100.0, 255.5  # greatest value of pictures in 8 bit
 
@@ -174,9 +175,16 @@ class _Input:
         try:
             means = FoldedMeans(self.model, layers)
             samples = few_samples(self.held, SAMPLES)
-            given = means.unexplained(samples)
-            tried = [(means.unexplained(replaced(samples, self.name, other.change)), other) for other in others]
+            first, given = means.unexplained(samples[:1]), means.unexplained(samples)
+
+            def worse_at_first(other: OtherValues) -> float:
+                return _times_worse(first, means.unexplained(replaced(samples[:1], self.name, other.change)))
+
+            hopeful = [other for other in others if worse_at_first(other) >= HOPEFUL * TIMES_WORSE]
+            tried = [(means.unexplained(replaced(samples, self.name, other.change)), other) for other in hopeful]
         except SessionError:  # other checks say that the model does not run
+            return []
+        if not tried:
             return []
         worse = {other: _times_worse(given, left) for left, other in tried}
         best, left = max(tried, key=lambda pair: worse[pair[1]])[::-1]
@@ -186,7 +194,7 @@ class _Input:
         worst = layers[fitting[np.argmax(given[fitting])]]
         message = f"{self.values()} do not fit the biases of {counted(len(fitting), 'convolution')}, such as"
         message += f" '{worst.name}', into which BatchNormalization was folded"
-        alike = [other for other in others if worse[other] >= ABOUT_AS_GOOD * worse[best]]
+        alike = [other for other in hopeful if worse[other] >= ABOUT_AS_GOOD * worse[best]]
         return [WarningLine(CODE, message, f"{remedy(alike, files=self.files)} Other kinds of pictures look so, too.")]
 
     def _each_is_worse(self, means: FoldedMeans, other: OtherValues, fits: np.ndarray) -> bool:
