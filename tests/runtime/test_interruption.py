@@ -23,21 +23,14 @@ from pathlib import Path
 from onnxq.ir.storage.temporary import named_temporary, temporary_folder
 from onnxq.runtime.interruption import end_on_signals, note_process
 
-class Deaf:
-    def acquire(self):
-        while True:
-            try:
-                threading.Event().wait()
-            except KeyboardInterrupt:
-                pass
-
+signal.signal(signal.SIGINT, lambda number, frame: None)  # a KeyboardInterrupt could come while another is handled
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 note_process(child.pid)
 Path("whole.tmp").touch()
 with end_on_signals([signal.SIGINT], lambda number: print("ended by", number, flush=True), 0.2):
     with named_temporary(Path("whole.tmp")), temporary_folder(parent=Path(".")):
         print(child.pid, flush=True)
-        Deaf().acquire()
+        threading.Event().wait()
 """
 
 
