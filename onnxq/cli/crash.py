@@ -50,31 +50,30 @@ def watched(say: Say) -> Iterator[None]:
     if write is None:
         yield
         return
-    os.register_at_fork(after_in_child=lambda: _leave(write))  # a copy that does a task is not missed if it ends
+    os.register_at_fork(after_in_child=_leave)  # a copy that does a task is not missed if it ends
     faulthandler.enable(write)
     try:
         yield
     finally:
-        say_goodbye(write)
+        say_goodbye()
 
 
 _watched_by: list[int] = []  # the pipe to the copy that watches
 
 
-def say_goodbye(write: int | None = None) -> None:
+def say_goodbye() -> None:
     """Tell the copy that this process is about to end by itself, and need not be missed."""
-    for pipe in _watched_by if write is None else [write]:
+    for pipe in _watched_by:
         with suppress(OSError):
             os.write(pipe, GOODBYE)
 
 
-def _leave(write: int) -> None:
+def _leave() -> None:
     """Be a copy that is not watched."""
-    if faulthandler.is_enabled():
-        faulthandler.disable()
-    _watched_by.clear()
-    with suppress(OSError):
-        os.close(write)
+    faulthandler.disable()
+    while _watched_by:
+        with suppress(OSError):
+            os.close(_watched_by.pop())
 
 
 def _start_copy(say: Say) -> int | None:

@@ -18,7 +18,7 @@ from onnxq.data.validation import Sample
 from onnxq.evaluator.engine import Evaluator
 from onnxq.ir import Model, Node, Value
 from onnxq.ir.segment import Segment
-from onnxq.ir.topological_order import reads
+from onnxq.ir.topological_order import needed_nodes, reads
 from onnxq.ops.forms.integer_domain import MOVERS
 from onnxq.runtime.in_memory import encode_part
 from onnxq.runtime.session import open_session, run_session
@@ -374,14 +374,10 @@ class FoldedMeans:
 
 def _part_for(model: Model, wanted: Collection[Value]) -> Segment:
     """Return the nodes of a model that some values need."""
-    needed, nodes = set(wanted), []
-    for node in reversed(model.graph.nodes):
-        if not needed.isdisjoint(value for value in node.outputs if value is not None):
-            nodes.append(node)
-            needed.update(reads(node))
+    nodes = needed_nodes(model.graph, wanted)
     read = dict.fromkeys(value for node in nodes for value in reads(node))
     return Segment(
-        nodes[::-1],
+        nodes,
         [value for value in read if value.tensor is not None],
         [value for value in read if value.tensor is None and value.is_input],
         list(wanted),

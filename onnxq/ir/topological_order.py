@@ -5,7 +5,7 @@ Tests: `tests/ir/test_roundtrip.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from onnxq.ir.graph import Graph, Node, Value
 
@@ -30,6 +30,16 @@ def reads(node: Node) -> Iterator[Value]:
                     yield value
             for inner in body.nodes:
                 yield from reads(inner)
+
+
+def needed_nodes(graph: Graph, wanted: Iterable[Value]) -> list[Node]:
+    """Return the nodes of a graph that some of its values need, in its order, which has to be topological."""
+    needed, found = set(wanted), []
+    for node in reversed(graph.nodes):
+        if any(value in needed for value in node.outputs if value is not None):
+            found.append(node)
+            needed.update(reads(node))
+    return found[::-1]
 
 
 def in_order(graph: Graph, nodes: Sequence[Node]) -> list[Node]:

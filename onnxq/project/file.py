@@ -202,7 +202,7 @@ class _Reader:
                 if dashed in {field.name.replace("_", "-") for field in fields(Thresholds)} and "thresholds" in known:
                     number = table[key] if type(table[key]) in (int, float) else "NUMBER"
                     hint = f"Write it as a threshold: thresholds = {{ {dashed} = {number} }}."
-                elif key in KEYS and key not in known and "models" in known:
+                elif key in KEYS and "models" in known:
                     hint = "Write it under [[models]] for one model, or under [defaults] for all."
                 owner = f"{self.label}: {where}" if where else self.label
                 raise ProjectError(f"{owner} has an unknown key '{key}'", hint)

@@ -156,25 +156,8 @@ def descend(
     # A row for each channel: what moves in one strip is few channels, whose slopes lie together then
     weight, codes, steps = (np.ascontiguousarray(a.transpose(0, 2, 1)) for a in (weight, codes, steps))
     low, high = (np.ascontiguousarray(b.transpose(0, 2, 1)) if isinstance(b, np.ndarray) else b for b in bounds)
+    bounds = low, high
     slope = (codes * steps - weight) @ H
-    descend_rows(codes, slope, steps, H, (low, high), sweeps)
-    return np.ascontiguousarray(codes.transpose(0, 2, 1))
-
-
-def descend_rows(
-    codes: np.ndarray, slope: np.ndarray, steps: np.ndarray, H: np.ndarray, bounds: Bounds, sweeps: int
-) -> None:
-    """Do what `descend` does in place, for `[problems, channels, columns]`.
-
-    Args:
-        codes: Where to start, and the new codes.
-        slope: `d H` of the codes at the start, and of the new ones.
-        steps: What one code step is worth.
-        H: `[problems, columns, columns]`.
-        bounds: Least and greatest code, for all or in the shape of the codes.
-        sweeps: Passes over all columns at most.
-
-    """
     diagonal = np.einsum("pbb->pb", H)[:, None]
     inverse = np.divide(1.0, diagonal, out=np.zeros_like(diagonal), where=diagonal > 0)
     columns = codes.shape[2]
@@ -184,6 +167,7 @@ def descend_rows(
             moved |= _descend_strips(codes, slope, steps, H, inverse, bounds, start, min(start + WIDE_STRIP, columns))
         if not moved:
             break
+    return np.ascontiguousarray(codes.transpose(0, 2, 1))
 
 
 def _descend_strips(

@@ -162,21 +162,21 @@ def ahead_in_copy(produce: Callable[[], Iterator[R]]) -> Iterator[Iterator[R]]:
         produce: Begins to produce them: the same, in the same order, each time that it is called.
 
     """
-    copy = received = None
-    if can_fork():
-        received, sent = os.pipe()
-        copy = _start_copy(partial(_send_all, produce, received, sent))
-        os.close(sent)
-    if copy is None or received is None:
-        if received is not None:
-            os.close(received)
+    if not can_fork():
         yield produce()
         return
-    with open(received, "rb") as pipe, single_threaded_blas(), one_processor():
-        try:
-            yield _received(pipe, produce)
-        finally:
-            copy.end()
+    received, sent = os.pipe()
+    with open(received, "rb") as pipe:
+        copy = _start_copy(partial(_send_all, produce, received, sent))
+        os.close(sent)
+        if copy is None:
+            yield produce()
+            return
+        with single_threaded_blas(), one_processor():
+            try:
+                yield _received(pipe, produce)
+            finally:
+                copy.end()
 
 
 def _send_all(produce: Callable[[], Iterator[Any]], received: int, sent: int, _: int) -> None:

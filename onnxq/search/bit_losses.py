@@ -141,7 +141,7 @@ class _Probes:
                 self._begin(step)
                 yield len(self.runs)
             waiting.append(step)
-        waiting[-1:] = []
+        del waiting[-1:]
         self._advance(waiting)
 
     def _begin(self, step: Step) -> None:

@@ -16,7 +16,7 @@ import onnx
 
 from onnxq.ir import Model, Node, Value, commit
 from onnxq.ir.patch import Patch
-from onnxq.ir.topological_order import reads
+from onnxq.ir.topological_order import needed_nodes, reads
 
 SUPPRESSION = "NonMaxSuppression"
 # By operator: the inputs that are compared with one another, and the output that tells the places
@@ -71,7 +71,7 @@ def find_selection(model: Model) -> Selection:
     A NonMaxSuppression always counts. Other picks do if computed values are gathered by them and not put back in their
     places. Experts that are chosen for every word change the values there, not the order of the words.
     """
-    nodes = _needed(model)
+    nodes = needed_nodes(model.graph, model.graph.outputs)
     computed = _behind(nodes, (node for node in nodes if node.op_type in PRODUCTS or node.bodies))
     pickers = [node for node in nodes if _is_picker(node) and any(_made_by(value, computed) for value in reads(node))]
     if not (any(_suppresses(node) for node in pickers) or any(_takes(node, nodes, computed) for node in pickers)):
@@ -135,17 +135,6 @@ def agreement(operator: str, expected: np.ndarray, got: np.ndarray) -> tuple[int
     if expected.shape != got.shape:
         return 0, max(expected.size, got.size)
     return int((expected == got).sum()), expected.size
-
-
-def _needed(model: Model) -> list[Node]:
-    """Return the nodes of the main graph that an output needs, in order."""
-    wanted = set(model.graph.outputs)
-    found = []
-    for node in reversed(model.graph.nodes):
-        if any(value in wanted for value in node.outputs if value is not None):
-            found.append(node)
-            wanted.update(reads(node))
-    return found[::-1]
 
 
 def _is_picker(node: Node) -> bool:

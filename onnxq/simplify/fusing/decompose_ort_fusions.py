@@ -9,26 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 from onnx import TensorProto
+from onnx.helper import tensor_dtype_to_np_dtype
 
 from onnxq.ir.graph import MICROSOFT, Node, Value
 from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import Change, register_pass
 from onnxq.ir.patch import Patch, named_after
+from onnxq.simplify.opset_builders import add_scalar
 
 OPSET, AXES_OPSET = 17, 18  # the first with LayerNormalization, and whose ReduceMean has its axes as an input
 EPSILON = 1e-12  # where none is stated
 MASKED = -10000.0
 NO_ACTIVATION, CLIP_OPSET = "", 11  # from where on the ends of a Clip are inputs
-KINDS: dict[int | None, type[np.floating[Any]]] = {
-    None: np.float32,
-    TensorProto.FLOAT: np.float32,
-    TensorProto.FLOAT16: np.float16,
-    TensorProto.DOUBLE: np.float64,
-}
+KINDS = (None, TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)  # None: not known, and taken for float
 PARAMETERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys((NO_ACTIVATION, "Relu", "Sigmoid", "Tanh"), ()),
     "Clip": ("min", "max"),
@@ -116,9 +112,9 @@ def _root_mean_square(patch: Patch, node: Node, value: Value, gamma: Value, *, n
 
 def _number(patch: Patch, number: float, kind: int | None, hint: str) -> Value:
     """Return a constant of an element type, as far as that reaches."""
-    dtype = KINDS[kind]
-    limits = np.finfo(dtype)
-    return patch.constant(np.array(np.clip(number, limits.min, limits.max), dtype), hint)
+    kind = kind or TensorProto.FLOAT
+    limits = np.finfo(tensor_dtype_to_np_dtype(kind))
+    return add_scalar(patch, float(np.clip(number, limits.min, limits.max)), kind, hint)
 
 
 def _embed_layer_normalization(patch: Patch, node: Node) -> bool:
