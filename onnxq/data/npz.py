@@ -6,6 +6,7 @@ How an array in a file is cut into samples (`SampleCut`):
 * the input's own rank: batched along its first axis. If the model fixes the batch at B, samples are batches of B, and
 the rows left over are dropped (`Source.dropped` says how many). If it is dynamic, one row is one sample, `[1, …]`;
 * a scalar for a scalar input, or any array for an input of unknown rank: the whole array is one sample;
+* whole files, where they have several rows of which the model takes all at once (`onnxq.data.whole_files`);
 * arrays of different numbers of rows, of inputs whose first axes the model gives different names: four texts and one
   picture are one sample. So is a graph of 60 atoms and 300 pairs `[2, pairs]`.
 
@@ -58,6 +59,7 @@ class Source:
         enlarged: By file, how many times larger a picture was made; known once it was read.
         shareable: Whether a copy of this process may read it at the same time: not what runs Python of the user, which
             may hold an open file, and not what runs a model with threads.
+        whole: Gives the same file as one sample; None where its rows are surely samples, or it has one.
 
     """
 
@@ -74,6 +76,7 @@ class Source:
     decoders: Mapping[str, Callable[[np.ndarray, int], np.ndarray]] = field(default_factory=dict)
     enlarged: Mapping[Path, float] = field(default_factory=dict)
     shareable: bool = True
+    whole: Callable[[], Source] | None = None
 
 
 @dataclass(frozen=True)
@@ -125,8 +128,10 @@ def _arrange(
     inputs: Sequence[InputSpec],
     label: str,
     read_labels: Callable[[], Mapping[str, np.ndarray]],
+    *,
+    whole: bool = False,
 ) -> Source:
-    """Make one source of arrays that belong together.
+    """Make one source of arrays that belong together: cut into samples, or `whole` as one.
 
     Raises:
         DataError: Names, shapes or numbers of samples do not fit.
@@ -143,7 +148,7 @@ def _arrange(
             )
         refuse_text(column.dtype, spec, label)
         cuts[spec.name] = make_cut(column.shape, spec, label)
-    if _is_one_sample(cuts, inputs):
+    if whole or _is_one_sample(cuts, inputs):
         cuts = dict.fromkeys(cuts, SampleCut(1, step=0))
     counts = {name: cut.count for name, cut in cuts.items()}
     if len(set(counts.values())) > 1:
@@ -165,7 +170,19 @@ def _arrange(
 
     dropped = max((cut.dropped for cut in cuts.values()), default=0)
     rows = max((cut.step for cut in cuts.values() if not cut.stack), default=1)
-    return Source(label, read, next(iter(counts.values()), 0), dropped, max(rows, 1), read_labels)
+    batched = not any(cuts[spec.name].stack or spec.fixed(0) is not None for spec in inputs)
+    several = batched and next(iter(counts.values()), 0) > 1
+    if whole:
+        rows = columns[inputs[0].name].shape[0]
+    return Source(
+        label,
+        read,
+        next(iter(counts.values()), 0),
+        dropped,
+        max(rows, 1),
+        read_labels,
+        whole=(lambda: _arrange(columns, inputs, label, read_labels, whole=True)) if several else None,
+    )
 
 
 def _is_one_sample(cuts: Mapping[str, SampleCut], inputs: Sequence[InputSpec]) -> bool:

@@ -33,6 +33,7 @@ from onnxq.data.recurrent.pairs import state_pairs
 from onnxq.data.remote import is_remote, local_copy
 from onnxq.data.user_function import CALLABLE, import_named
 from onnxq.data.validation import InputSpec, Sample, UnknownName, conform, input_specs
+from onnxq.data.whole_files import whole_where_rows_fail
 from onnxq.errors import DataError
 from onnxq.progress import mention
 from onnxq.text import as_list, counted
@@ -329,7 +330,7 @@ def open_samples(
     for source in sources:
         for one in _open_unfed(str(source), given, reading, facts, pairs):
             opened.append(fed_source(one, make_feed(inputs, pairs, facts, model=model)) if pairs else one)
-    opened = _with_ignored(opened, reading)
+    opened = _with_ignored(whole_where_rows_fail(opened, inputs, facts), reading)
     samples = Samples(opened, inputs, ", ".join(_short(str(source)) for source in sources))
     if samples.count == 0:
         raise _no_samples(", ".join(str(source) for source in sources) or "an empty list of sources")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onnxq.data.flat_yaml import read_yaml
+from onnxq.data.pictures.flat_yaml import read_yaml
 from onnxq.errors import DataError
 
 COCO = """

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from onnxq.data.flat_yaml import read_yaml
+from onnxq.data.pictures.flat_yaml import read_yaml
 from onnxq.data.pictures.settings import INTERPOLATIONS, PictureSettings
 from onnxq.data.reading import ModelFacts
 from onnxq.errors import DataError

@@ -13,7 +13,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from onnxq.data.flat_yaml import read_yaml
+from onnxq.data.pictures.flat_yaml import read_yaml
 from onnxq.data.readers import natural_order
 from onnxq.data.text_file import read_lines
 from onnxq.errors import DataError
