@@ -8,7 +8,7 @@ the rows left over are dropped (`Source.dropped` says how many). If it is dynami
 * a scalar for a scalar input, or any array for an input of unknown rank: the whole array is one sample;
 * whole files, where they have several rows of which the model takes all at once (`onnxq.data.whole_files`);
 * arrays of different numbers of rows, of inputs whose first axes the model gives different names: four texts and one
-  picture are one sample. So is a graph of 60 atoms and 300 pairs `[2, pairs]`.
+  picture are one sample. So is a graph of 60 atoms and 300 pairs `[2, pairs]`, or 40 steps and one state.
 
 Tests: `tests/data/test_samples.py`.
 """
@@ -188,17 +188,18 @@ def _arrange(
 def _is_one_sample(cuts: Mapping[str, SampleCut], inputs: Sequence[InputSpec]) -> bool:
     """Whether rows are no samples: their numbers differ, and only where the model names what is counted differently.
 
-    An input whose first axis is fixed takes part with one batch, and a scalar always: a graph of 60 atoms and 300
-    pairs `[2, pairs]`.
+    An input whose first axis is fixed takes part with one batch, and a scalar always. Such are a graph of 60 atoms and
+    300 pairs `[2, pairs]`, and 40 steps and one state `[1, 1, 128]`.
     """
     counted: dict[str, set[int]] = {}
+    fixed = {cuts[spec.name].count for spec in inputs if spec.shape and spec.fixed(0) is not None}
     for spec in inputs:
         axis, cut = spec.shape[0] if spec.shape else None, cuts[spec.name]
         if isinstance(axis, str) and cut.step and not cut.stack:
             counted.setdefault(axis, set()).add(cut.count)
         elif cut.stack or cut.count != 1 or cut.dropped or (cut.step and spec.fixed(0) is None):
             return False
-    return len(set().union(*counted.values())) > 1 and all(len(counts) == 1 for counts in counted.values())
+    return len(fixed.union(*counted.values())) > 1 and all(len(counts) == 1 for counts in counted.values())
 
 
 def unreadable(label: str, error: BaseException) -> DataError:

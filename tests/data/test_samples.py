@@ -358,6 +358,17 @@ def test_a_fixed_first_axis_takes_part_in_one_sample(tmp_path):
     assert "disagree" in refusal(path, inputs=[atoms, edges, near, warm]).message
 
 
+def test_steps_of_one_state_are_one_sample(tmp_path):
+    """The axis that is left open counts steps: the state is of all of them."""
+    steps = InputSpec("steps", TensorProto.FLOAT, ("steps", 8))
+    state = InputSpec("state", TensorProto.FLOAT, (1, 1, 4))
+    path = save(tmp_path / "a.npz", steps=np.ones((40, 8)), state=np.ones((1, 1, 4)))
+    (sample,) = open_samples([path], [steps, state])
+    assert {name: array.shape for name, array in sample.items()} == {"steps": (40, 8), "state": (1, 1, 4)}
+    path = save(tmp_path / "b.npz", steps=np.ones((40, 8)), state=np.ones((3, 1, 4)))
+    assert "disagree" in refusal(path, inputs=[steps, state]).message
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e300])
 def test_values_that_are_not_finite(tmp_path, bad):
     data = np.zeros((3, 2, 3))
