@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ TOLERANCE = 1e-3  # of the largest logit, within which logits in float32 are the
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 FLOATS: Mapping[int | None, type[np.floating[Any]]] = {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16}
 MASK, PLACES = "attention_mask", "position_ids"
+RunModel = Callable[[list[str], dict[str, np.ndarray]], list[Any]]
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,18 @@ class TextInput:
             made[value.name] = np.zeros((batch, heads, past, head), FLOATS[value.dtype])
         return made
 
+    def logits_of(self, ids: np.ndarray, run: RunModel) -> np.ndarray:
+        """Return logits of token ids `[batch, length]`, one row at a time where the model takes no more."""
+        one = isinstance((self.ids.shape or ())[0], int)
+        parts = np.split(ids, len(ids)) if one else [ids]
+        return np.concatenate([np.asarray(run([self.logits.name], self.feeds(part))[0]) for part in parts])
+
 
 def text_input(model: Model) -> TextInput | None:
-    """Find the token ids and the logits of a decoder whose cache, if it has one, can be empty; None for another."""
+    """Find the token ids and the logits of a decoder whose cache, if it has one, can be empty; None for another.
+
+    Its batch is open, or 1.
+    """
     inputs = [value for value in model.graph.inputs if value.tensor is None]
     others = tuple(value for value in inputs if value.name in (MASK, PLACES))
     caches = tuple(value for value in inputs if _is_cache(value))
@@ -86,7 +97,7 @@ def text_input(model: Model) -> TextInput | None:
     if not tables or shape is None or given is None or len(shape) != 3 or len(given) != 2:
         return None
     tokens, batch, length = shape[2], given[0], given[1]
-    if tokens != tables[0].shape[0] or logits.dtype not in FLOATS or isinstance(batch, int):
+    if tokens != tables[0].shape[0] or logits.dtype not in FLOATS or not _is_batch(batch):
         return None
     if isinstance(length, int) and not 2 <= length <= LONGEST:
         return None
@@ -96,11 +107,16 @@ def text_input(model: Model) -> TextInput | None:
 
 
 def _is_cache(value: Value) -> bool:
-    """Tell whether an input is of floats `[batch, heads, past, head]` for any batch and past."""
+    """Tell whether an input is of floats `[batch, heads, past, head]` for any past, and any batch or one of 1."""
     shape = value.shape
     if value.dtype not in FLOATS or shape is None or len(shape) != 4:
         return False
-    return all(isinstance(size, int) == (axis in (1, 3)) for axis, size in enumerate(shape))
+    return _is_batch(shape[0]) and [isinstance(size, int) for size in shape[1:]] == [True, False, True]
+
+
+def _is_batch(size: object) -> bool:
+    """Tell whether one sequence can be the whole batch."""
+    return size == 1 or not isinstance(size, int)
 
 
 def generated_text(model: Model, seed: int = 0) -> list[dict[str, np.ndarray]]:
@@ -125,11 +141,9 @@ def generated_text(model: Model, seed: int = 0) -> list[dict[str, np.ndarray]]:
         evaluator = wide_evaluator(model, [found.logits])
         if evaluator is None or not _is_causal(evaluator, found, ids):
             return []
-        session = open_session(InMemory(model))
+        run = partial(run_session, open_session(InMemory(model)))
+        draft = partial(found.logits_of, run=run)
         name = found.logits.name
-
-        def draft(ids: np.ndarray) -> np.ndarray:
-            return np.asarray(run_session(session, [name], found.feeds(ids))[0])
 
         def exact(ids: np.ndarray) -> np.ndarray:
             rows = (evaluator.run(found.feeds(row[None]), [name])[name] for row in ids)
@@ -161,12 +175,8 @@ def drafted_text(model: Model, seed: int = 0) -> list[dict[str, np.ndarray]]:
     first = random.integers(0, found.tokens, (count, 1))
     ids = np.concatenate([first, random.integers(0, found.tokens, (count, found.length - 1))], axis=1)
     try:
-        session = open_session(InSegments(model))
-        name = found.logits.name
-
-        def logits(ids: np.ndarray) -> np.ndarray:
-            return np.asarray(run_session(session, [name], found.feeds(ids))[0])
-
+        run = partial(run_session, open_session(InSegments(model)))
+        logits = partial(found.logits_of, run=run)
         if not reads_backwards(found, ids[:1], logits):
             return []
         for _ in range(PASSES):

@@ -70,6 +70,15 @@ def test_drafts_become_what_is_written_one_by_one(length, monkeypatch):
     assert np.mean(np.array(few) == np.array(expected)) > passes / LENGTH
 
 
+@pytest.mark.parametrize("length", [LENGTH, "length"])
+@pytest.mark.parametrize("write", [generated_text, drafted_text])
+def test_a_batch_of_one_writes_the_same(length, write):
+    expected = [sample["ids"] for sample in write(decoder(length=length))]
+    found = [sample["ids"] for sample in write(decoder(length=length, batch=1))]
+    assert found
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_a_larger_model_drafts_fewer_sequences(monkeypatch):
     model = decoder()
     monkeypatch.setattr(module, "PRODUCTS", 20.5 * module.PASSES * LENGTH * model.weight_bytes // 4)
