@@ -90,7 +90,7 @@ def examine(
     if given.made_up:
         return Examination(summaries, seen.count)
     found = [
-        *_of_options(given),
+        *unused_options(given),
         *_of_repeats(given, seen),
         *given.warnings,
         *_of_values(summaries),
@@ -245,7 +245,8 @@ def _equal(values: np.ndarray) -> int:
     return int(np.tril(near, -1).any(axis=1).sum())
 
 
-def _of_options(given: Samples) -> Iterator[WarningLine]:
+def unused_options(given: Samples) -> Iterator[WarningLine]:
+    """Yield a warning for each setting that says nothing about the samples."""
     for said in given.ignored:
         yield WarningLine("ignored-option", said, "Leave it out, or give the data that it is about.")
 

@@ -48,7 +48,9 @@ def _fetched(source: str) -> Path:
     place = Path(_folder()) / hashlib.sha256(source.encode()).hexdigest()
     name = Path(url).name or "data"
     if not place.exists():  # it appears whole
-        scratch = Path(tempfile.mkdtemp(dir=_folder()))
+        shared = _folder()
+        Path(shared).mkdir(0o700, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=shared))
         try:
             _fetch(fsspec, url, scratch / name, wanted.lower())
             with suppress(OSError):  # another process was faster
@@ -98,9 +100,12 @@ def digest(path: Path) -> str:
 
 @cache
 def _folder() -> str:
-    """Return the folder of all that is fetched: of the run that started this process, or one that ends with it."""
+    """Return the folder of all that is fetched: of the run that started this process, or one that ends with it.
+
+    It is made once something is fetched.
+    """
     shared = os.environ.get(SHARED, "")
-    if Path(shared).is_dir() and shared:
+    if shared and Path(shared).parent.is_dir():
         return shared
     from onnxq.ir.storage.temporary import folder_of_process  # it costs the import of onnx
 

@@ -23,7 +23,7 @@ from onnxq.data.reading import PLAIN, Reading
 from onnxq.data.samples import Samples
 from onnxq.errors import DataError, NothingToQuantize
 from onnxq.ir import Model, load
-from onnxq.progress import Observer
+from onnxq.progress import Observer, mention
 from onnxq.stages.files import open_data
 from onnxq.stages.measure import layers_needing_moments, measure_blocks
 from onnxq.stages.prepare import prepare
@@ -142,6 +142,8 @@ def open_calibration(
         )
     samples = open_data(prepared.model, asked.data, given, asked.samples, asked.reading)
     assert samples is not None  # data are required
+    for said in samples.ignored:
+        mention(said)
     observer.step("calibrate")
     count = samples.count
     count = sum(1 for _ in samples) if count is None else count

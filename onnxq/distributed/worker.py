@@ -5,7 +5,6 @@ Tests: `tests/distributed/test_runs.py`.
 
 from __future__ import annotations
 
-import atexit
 import os
 import pickle
 import shutil
@@ -13,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from typing import Any, Literal
 from onnxq.data.remote import SHARED
 from onnxq.distributed.lease import Watch
 from onnxq.errors import OnnxqError
+from onnxq.ir.storage.temporary import folder_of_process
 from onnxq.runtime.delayed_signals import delay
 from onnxq.runtime.interruption import PATIENCE_OF_TASK, end_on_signals
 from onnxq.runtime.processes import end_process
@@ -119,16 +118,9 @@ def _fetched_for(lease: str) -> str:
     """Return the folder of data that tasks of a run fetch; those of runs that are over go."""
     for other in [one for one in _folders if not Path(one).is_file()]:
         shutil.rmtree(_folders.pop(other), ignore_errors=True)
-    if not _folders:
-        atexit.register(_forget_fetched)
     if lease not in _folders:
-        _folders[lease] = tempfile.mkdtemp(prefix="onnxq-data-")
+        _folders[lease] = str(folder_of_process("onnxq-data-"))
     return _folders[lease]
-
-
-def _forget_fetched() -> None:
-    for folder in _folders.values():
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _wait(process: subprocess.Popen[bytes], task: bytes, watch: Watch) -> bytes | None:

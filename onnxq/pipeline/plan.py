@@ -15,6 +15,7 @@ from onnx import TensorProto
 
 from onnxq.calibration.stats import Stats
 from onnxq.calibration.stats_file import load_stats
+from onnxq.data.examine import unused_options
 from onnxq.data.reading import PLAIN, Reading
 from onnxq.data.samples import Samples, list_sources
 from onnxq.errors import DataError, ModelError, NothingToQuantize
@@ -129,6 +130,8 @@ def prepare_with_data(
     """
     prepared = prepare(source, recipe, with_data=data.given or stats is not None, fast=fast, max_size=max_size)
     given = open_data(prepared.model, *data)
+    if given is not None:
+        prepared = replace(prepared, warnings=(*prepared.warnings, *unused_options(given)))
     prepared = replan_with_sample_shapes(prepared, given if stats is None else None, max_size)
     return replan_with_timings(prepared, given, timing, observer, max_size), given
 

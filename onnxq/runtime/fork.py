@@ -14,6 +14,7 @@ Tests: `tests/runtime/test_fork.py`.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import pickle
@@ -47,6 +48,7 @@ Done = Callable[[int, int], None]  # how many tasks are done, and of how many
 
 LOOK = 0.02  # seconds between two looks at how far the copies are
 MOST_COPIES = 8  # at a time: each copies the memory that it writes to, and most steps have few tasks
+PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 NUMBER = 4  # bytes of the number of a task
 WORD, ALIGNED = 8, 64  # bytes of a length in a file of results, and what arrays in it are aligned to
 MOST_TASKS = 4096 // NUMBER  # whose numbers a pipe takes at once on any Linux
@@ -343,10 +345,18 @@ def _fork(function: Callable[[], None]) -> int:
     with warnings.catch_warnings():
         # Python 3.12 and newer warn of threads, which `can_fork` has looked at; those of OpenBLAS expect a fork
         warnings.simplefilter("ignore", DeprecationWarning)
-        process = os.fork()
+        first, process = os.getpid(), os.fork()
     if not process:
-        _be_copy(function)
+        _be_copy(partial(_until_killed, first, function))
     return process
+
+
+def _until_killed(first: int, function: Callable[[], None]) -> None:
+    """Do something in a copy, which Linux kills when the first process is gone."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() == first:  # it may be gone already
+        function()
 
 
 def _be_copy(function: Callable[[], None]) -> NoReturn:

@@ -25,6 +25,7 @@ from types import FrameType
 from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar
 
 from onnxq.errors import OnnxqError
+from onnxq.leftovers import pipes_to_watcher, watch_through
 from onnxq.runtime.delayed_signals import delay
 from onnxq.runtime.interruption import PATIENCE_OF_TASK, end_on_signals, forget_process, note_process
 from onnxq.runtime.memory import limit_memory, memory_limit
@@ -56,10 +57,13 @@ class ProcessEnded(Exception):
 class _Share(NamedTuple):
     processors: int
     memory: int | None
+    watched_by: tuple[int, ...]
 
     def take(self) -> None:
         limit_processors(self.processors)
         limit_memory(self.memory)
+        for pipe in self.watched_by:
+            watch_through(pipe)
 
 
 class _Said(NamedTuple):
@@ -88,7 +92,8 @@ class Processes(Executor):
     ) -> None:
         sharers = sharers or count
         most = memory_limit()
-        self._share = _Share(max(available_processors() // sharers, 1), most and max(most // sharers, 1))
+        memory = most and max(most // sharers, 1)
+        self._share = _Share(max(available_processors() // sharers, 1), memory, pipes_to_watcher())
         self._hear = hear
         self._environment = {**os.environ, **(variables or {})}
         self._lock = threading.Lock()
@@ -156,6 +161,7 @@ class Processes(Executor):
                 stdout=subprocess.PIPE,
                 start_new_session=True,
                 env=self._environment,
+                pass_fds=self._share.watched_by,
             )
             self._started.add(process)
             note_process(process.pid)

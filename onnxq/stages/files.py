@@ -100,7 +100,7 @@ def open_data(
 ) -> Samples | None:
     """Open the samples that the caller gave, in whatever form; None where there are none.
 
-    Settings that say nothing about the data are noted, unless they are shared with other data.
+    Settings without any data are refused, unless they are shared with other data.
     """
     if data and samples is not None:
         raise DataError("both files and samples are given as data", "Give one of them.")
@@ -117,6 +117,6 @@ def open_data(
         opened = wrap_samples(samples, inputs)
     else:
         opened = open_samples(data, inputs, reading, ModelFacts.of(model))
-    for line in (*map(str, opened.preparations), *opened.notes, *(() if shared else opened.ignored)):
+    for line in (*map(str, opened.preparations), *opened.notes):
         mention(line)
     return opened if limit is None else opened.limit(limit)

@@ -441,6 +441,23 @@ def test_a_glob_that_matches_nothing_is_a_warning(cli, here: Path) -> None:
     assert "warning: no node matches --exclude Foo* (ignored-option). `onnxq plan` shows the names" in result.err
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "quantize m.onnx --fast -f",
+        "verify m.onnx --against m.onnx",
+        "plan m.onnx",
+        "data m.onnx",
+        "calibrate m.onnx -o s",
+    ],
+)
+def test_a_setting_without_effect_is_told_once(cli, here: Path, command: str) -> None:
+    words = (*command.split(), "-d", "d.npz", "--preprocess", "mean=0.5")
+    recipe = ("-r", "static-int8") if "calibrate" in command else ()
+    result = cli(*words, *recipe)
+    assert (result.out + result.err).count("'preprocess' has no effect") == 1
+
+
 def test_layers_of_two_float_models_are_those_of_both(cli, folder: Path) -> None:
     Path("copy.onnx").write_bytes(Path("digits_cnn.onnx").read_bytes())
     run = ("--against", "digits_cnn.onnx", "-d", "digits_calibration.npz")

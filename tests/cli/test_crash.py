@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,36 @@ def copy_faults():
         ctypes.string_at(0)
     os.waitpid(process, 0)
     yield {"image": np.ones((1, 1, 8, 8), np.float32)}
+
+def leave(group=False):
+    import time
+    from onnxq.ir.storage.temporary import temporary_file, temporary_folder
+    from onnxq.runtime.fork import in_copy
+    from onnxq.runtime.processes import Processes
+    from pathlib import Path
+
+    def copy():
+        with temporary_folder("of-copy-") as folder:
+            (folder / "file").touch()
+            time.sleep(60)
+
+    with temporary_file(Path("q.onnx")) as file, temporary_folder("of-first-"), in_copy(copy), Processes(1) as others:
+        file.touch()
+        others.submit(wait_in_folder)
+        while len(list(Path().glob("of-*"))) < 3:
+            time.sleep(0.01)
+        (os.killpg if group else os.kill)(os.getpid(), signal.SIGKILL)
+    yield
+
+def leave_all():
+    yield from leave(group=True)
+
+def wait_in_folder():
+    import time
+    from onnxq.ir.storage.temporary import temporary_folder
+
+    with temporary_folder("of-other-"):
+        time.sleep(60)
 """
 RUN = """Fatal Python error: Segmentation fault
 
@@ -50,6 +81,7 @@ def onnxq(folder: Path, function: str) -> subprocess.CompletedProcess[str]:
         cwd=folder,
         env={**os.environ, "TMPDIR": str(folder)},
         timeout=60,
+        start_new_session=True,
     )
 
 
@@ -80,6 +112,21 @@ def test_a_kill_is_told(folder: Path) -> None:
     assert ended.stderr.startswith(
         "error: the process was killed\nhint: If that was not on purpose, the system was short of"
     )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there are no copies of processes")
+@pytest.mark.parametrize("function", ["leave", "leave_all"])
+def test_a_killed_process_leaves_neither_files_nor_processes(folder: Path, function: str) -> None:
+    """Neither those of its copies, nor of other processes that it has started."""
+    before = {*folder.iterdir(), folder / "ends.py", folder / "__pycache__"}
+    ended = onnxq(folder, function)  # it waits for all who have its stderr
+    assert ended.returncode == -signal.SIGKILL
+    assert "the process was killed" in ended.stderr
+    for _ in range(500):
+        if set(folder.iterdir()) <= before:
+            break
+        time.sleep(0.01)
+    assert set(folder.iterdir()) <= before
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no copies of processes")

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import atexit
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from onnxq.leftovers import tell_watcher
 
 PREFIX = "onnxq-"
 _named: dict[Path, None] = {}
@@ -23,12 +26,19 @@ _named: dict[Path, None] = {}
 @contextmanager
 def named_temporary(*paths: Path) -> Iterator[None]:
     """Name files and folders that go when this process ends inside; their owner removes or renames them."""
-    _named.update(dict.fromkeys(paths))
+    for path in paths:
+        _name(path)
     try:
         yield
     finally:
         for path in paths:
             _named.pop(path, None)
+            tell_watcher(path, there=False)
+
+
+def _name(path: Path) -> None:
+    _named[path] = None
+    tell_watcher(path, there=True)
 
 
 def temporary_path(path: Path) -> Path:
@@ -70,9 +80,9 @@ def temporary_folder(prefix: str = PREFIX, *, suffix: str = "", parent: Path | N
 
 
 def folder_of_process(prefix: str = PREFIX) -> Path:
-    """Return a new folder in the system's folder for temporary files, which goes when this process ends."""
-    folder = Path(tempfile.mkdtemp(prefix=prefix))
-    _named[folder] = None
+    """Return the name of a new folder for temporary files, which goes when this process ends; nothing makes it yet."""
+    folder = Path(tempfile.gettempdir()) / f"{prefix}{secrets.token_hex(8)}"
+    _name(folder)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
