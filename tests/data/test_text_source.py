@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
-from onnx import TensorProto
+from helpers import floats, node
+from onnx import TensorProto, helper, numpy_helper
 from text_support import decoder, encoder, save_tokenizer, sentences
 
 from onnxq.data.reading import PLAIN, ModelFacts, Reading
@@ -69,6 +71,48 @@ def test_max_length_cuts_and_is_checked(tmp_path: Path) -> None:
         opened(tmp_path, specs("input_ids"), Reading(max_length=40))
     with pytest.raises(DataError, match="takes 6 tokens, and --max-length is 7"):
         opened(tmp_path, specs("input_ids", length=6), Reading(max_length=7))
+
+
+def with_places(folder: Path, rows: int, *, given: bool) -> ModelFacts:
+    """Make a model with a table of places, whose indices are given, or counted from the size of the ids."""
+    arrays = {"tokens": floats(40, 6), "places": floats(rows, 6), "zero": np.int64(0), "one": np.int64(1)}
+    nodes = [node("Gather", "tokens input_ids", "e")]
+    if not given:
+        nodes += [
+            node("Shape", "e", "sizes"),
+            node("Gather", "sizes one", "size"),
+            node("Range", "zero size one", "at"),
+        ]
+    nodes += [node("Gather", f"places {'position_ids' if given else 'at'}", "p"), node("Add", "e p", "y")]
+    inputs = [
+        helper.make_tensor_value_info(name, TensorProto.INT64, ["n", "t"])
+        for name in ("input_ids", "position_ids")[: 1 + given]
+    ]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", "t", 6])
+    stored = [numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()]
+    graph = helper.make_graph(nodes, "g", inputs, [output], stored)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "m.onnx")
+    model = load(folder / "m.onnx")
+    infer_types(model)
+    return ModelFacts.of(model)
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_texts_have_no_more_tokens_than_the_model_has_places(tmp_path: Path, given: bool) -> None:
+    save_tokenizer(tmp_path)
+    (tmp_path / "s.txt").write_text("the cat sees\n" + "a dog hears the bird " * 4 + "\n")
+    for rows, size in ((9, 9), (200, 22)):
+        facts = with_places(tmp_path, rows, given=given)
+        assert facts.model is not None
+        samples = open_samples(tmp_path / "s.txt", input_specs(facts.model), PLAIN, facts)
+        assert [row["input_ids"].shape[1] for row in samples] == [5, size]
+    facts = with_places(tmp_path, 9, given=given)
+    assert facts.model is not None
+    inputs = input_specs(facts.model)
+    cut = f"{tmp_path / 's.txt'}: 1 text cut to 9 tokens"
+    assert open_samples(tmp_path / "s.txt", inputs, PLAIN, facts).notes == (cut,)
+    with pytest.raises(DataError, match="--max-length is 10, and the model has places for 9 tokens"):
+        open_samples(tmp_path / "s.txt", inputs, Reading(max_length=10), facts)
 
 
 def test_padding_on_the_left_moves_positions(tmp_path: Path) -> None:

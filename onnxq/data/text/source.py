@@ -18,6 +18,7 @@ from onnxq.data.reading import ModelFacts, Preparation, Reading
 from onnxq.data.recurrent.feed import Feed, make_feed
 from onnxq.data.recurrent.pairs import find_pairs
 from onnxq.data.text.doubts import refuse_foreign_tokens, text_warnings
+from onnxq.data.text.place_limit import most_places
 from onnxq.data.text.roles import TextInputs, text_inputs
 from onnxq.data.text.sentences import Sentences
 from onnxq.data.text.text_bytes import byte_tokenizer
@@ -48,7 +49,7 @@ def text_source(sentences: Sentences, inputs: Sequence[InputSpec], facts: ModelF
         raise DataError(f"the model takes {wanted.length} tokens, and --preprocess says length={length}", hint)
     wanted = replace(wanted, filled=length)
     tokenizer = byte_tokenizer(wanted.ids, facts, reading) or find_tokenizer(facts, reading, sentences.label)
-    most = _most(wanted, tokenizer, reading)
+    most, more = _most(wanted, tokenizer, facts, reading)
     joined = joined_windows(sentences, wanted, facts, tokenizer, most)
     pairs = [tokenizer.encode(row, most) for row in sentences.rows] if joined is None else []
     encoded = [found for found, _ in pairs] if joined is None else joined[0]
@@ -59,7 +60,7 @@ def text_source(sentences: Sentences, inputs: Sequence[InputSpec], facts: ModelF
         hint = "Give more."
         given = counted(len(encoded), "sentence")
         raise DataError(f"{sentences.label} has {given}, and the model takes {wanted.batch} at once", hint)
-    told = [_cut_note(sentences, cut, most, wanted)] if cut else [] if joined is None else [joined[1]]
+    told = [_cut_note(sentences, cut, most, more)] if cut else [] if joined is None else [joined[1]]
     notes = (*sentences.notes, *told)
     batches = _Batches(wanted, encoded, tokenizer.padding, _labels(sentences, facts))
     preparations = (_told(wanted, tokenizer, encoded, most), *_told_constants(constants))
@@ -90,8 +91,8 @@ def text_source(sentences: Sentences, inputs: Sequence[InputSpec], facts: ModelF
     )
 
 
-def _most(wanted: TextInputs, tokenizer: TextTokenizer, reading: Reading) -> int:
-    """Return the most tokens of a text."""
+def _most(wanted: TextInputs, tokenizer: TextTokenizer, facts: ModelFacts, reading: Reading) -> tuple[int, bool]:
+    """Return the most tokens of a text, and whether more may be asked for."""
     fixed, asked = wanted.length, reading.max_length
     if wanted.caches and fixed == 1:
         fixed = None
@@ -102,14 +103,18 @@ def _most(wanted: TextInputs, tokenizer: TextTokenizer, reading: Reading) -> int
         raise DataError(
             f"--max-length is {asked}, and the files in {where} allow {tokenizer.longest} tokens", "Ask for less."
         )
-    if asked is not None or fixed is not None:
-        return min(one for one in (asked, fixed) if one is not None)
-    return min(tokenizer.longest or LONGEST, LONGEST)
+    if fixed is not None:
+        return min(asked or fixed, fixed), wanted.length is None
+    most = asked or min(tokenizer.longest or LONGEST, LONGEST)
+    places = most_places(facts.model, wanted, most, tokenizer.padding.id)
+    if asked is not None and places < asked:
+        raise DataError(f"--max-length is {asked}, and the model has places for {places} tokens", "Ask for less.")
+    return places, wanted.length is None and places == most
 
 
-def _cut_note(sentences: Sentences, cut: int, most: int, wanted: TextInputs) -> str:
-    more = "" if wanted.length is not None else ": --max-length allows more"
-    return f"{sentences.label}: {counted(cut, 'text')} cut to {most} tokens{more}"
+def _cut_note(sentences: Sentences, cut: int, most: int, more: bool) -> str:
+    hint = ": --max-length allows more" if more else ""
+    return f"{sentences.label}: {counted(cut, 'text')} cut to {most} tokens{hint}"
 
 
 def _told(wanted: TextInputs, tokenizer: TextTokenizer, encoded: Sequence[EncodedText], most: int) -> Preparation:

@@ -1,0 +1,95 @@
+"""The most tokens that a language model has places for, by its tables of embedded positions.
+
+Tests: `tests/data/test_text_source.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from onnx import TensorProto
+from onnx.helper import tensor_dtype_to_np_dtype
+
+from onnxq.data.text.roles import TextInputs
+from onnxq.errors import OnnxqError
+from onnxq.evaluator import Evaluator
+from onnxq.ir import Model, Node, Value
+from onnxq.ir.topological_order import needed_nodes
+
+FEWEST = 8  # places of a table
+INTEGERS = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)
+
+
+def most_places(model: Model | None, wanted: TextInputs, most: int, padding: int) -> int:
+    """Return how many tokens of a text the model has places for; `most` where it is not known to be fewer.
+
+    Indices into its tables are computed for a text of that length. They depend on sizes and masks, so no
+    matrix is read whole.
+
+    Args:
+        model: The float model, if it is at hand.
+        wanted: Its inputs.
+        most: Tokens of the longest text.
+        padding: The id that stands for no token.
+
+    """
+    tables = {} if model is None else dict(_tables(model, wanted, most))
+    if model is None or not tables:
+        return most
+    try:
+        evaluator, names, fits = Evaluator(model), [value.name for value in tables], most
+        for _ in range(2):  # the second run tells whether fewer tokens are enough
+            found = evaluator.run(_feeds(model, wanted, fits, padding), names)
+            over = max(int(np.max(found[value.name], initial=0)) + 1 - rows for value, rows in tables.items())
+            if over <= 0:
+                return fits
+            fits -= over
+            if fits < FEWEST:
+                break
+    except (OnnxqError, ValueError):  # what is wrong with the model is said by those that have to run it
+        pass
+    return most
+
+
+def _tables(model: Model, wanted: TextInputs, most: int) -> Iterator[tuple[Value, int]]:
+    """Yield indices into tables that may have too few rows, and how many rows there are."""
+    for node in model.graph.nodes:
+        table, index = (*node.inputs, None, None)[:2]
+        if node.op_type != "Gather" or table is None or table.constant is None or index is None:
+            continue
+        shape = table.constant.shape
+        if len(shape) != 2 or not FEWEST <= shape[0] < 2 * most or node.attribute("axis", 0) != 0:
+            continue
+        if index.constant is not None or index.name == wanted.ids.name:
+            continue
+        if not any(map(_reads_matrix, needed_nodes(model.graph, [index]))):
+            yield index, shape[0]
+
+
+def _reads_matrix(node: Node) -> bool:
+    """Tell whether a node reads a whole constant matrix of floats."""
+    if node.op_type == "Gather":
+        return False
+    tensors = [value.constant for value in node.inputs if value is not None]
+    return any(one is not None and len(one.shape) > 1 and one.dtype not in INTEGERS for one in tensors)
+
+
+def _feeds(model: Model, wanted: TextInputs, length: int, padding: int) -> dict[str, np.ndarray]:
+    """Return a text of so many tokens, with empty caches."""
+    given = {wanted.ids.name: np.full(length, 0 if padding else 1)}
+    given |= {one.name: np.ones(length) for one in (wanted.mask,) if one is not None}
+    given |= {one.name: np.zeros(length) for one in (wanted.types,) if one is not None}
+    given |= {one.name: np.arange(length) for one in (wanted.positions,) if one is not None}
+    made: dict[str, np.ndarray] = {}
+    for value in model.graph.inputs:
+        if value.tensor is not None or value.dtype is None:
+            continue
+        sizes = [
+            size if isinstance(size, int) and size > 0 else int(axis == 0)
+            for axis, size in enumerate(value.shape or ())
+        ]
+        row = given.get(value.name)
+        array = np.zeros(sizes) if row is None or not sizes else np.broadcast_to(row, (*sizes[:-1], length))
+        made[value.name] = array.astype(tensor_dtype_to_np_dtype(value.dtype))
+    return made
