@@ -238,6 +238,20 @@ def test_models_that_take_something_else(inputs: list[InputSpec], message: str, 
         opened(tmp_path, inputs)
 
 
+def test_an_encoder_decoder_is_told_what_to_save(tmp_path: Path) -> None:
+    states = InputSpec("encoder_hidden_states", TensorProto.FLOAT, ("n", "s", 16))
+    with pytest.raises(DataError, match=r"'encoder_hidden_states' .* takes something other") as caught:
+        opened(tmp_path, [*specs("input_ids"), states])
+    assert caught.value.hint.startswith("Run what makes it, such as an encoder, on your texts.")
+    shape = ("n", 2, "t", 4)
+    names = [f"past.{layer}.{which}" for layer in range(2) for which in ("decoder", "encoder")]
+    caches = [InputSpec(name, TensorProto.FLOAT, shape) for name in names]
+    made = tuple(InputSpec(f"present.{layer}.decoder", TensorProto.FLOAT, shape) for layer in range(2))
+    facts = ModelFacts(tmp_path / "m.onnx", outputs=made)
+    with pytest.raises(DataError, match=r"no outputs go with the caches past\.0\.encoder, past\.1\.encoder$"):
+        open_samples(tmp_path / "s.txt", [*specs("input_ids"), *caches], PLAIN, facts)
+
+
 def test_state_is_refused_for_sentences(tmp_path: Path) -> None:
     encoder(tmp_path / "m.onnx")
     model = load(tmp_path / "m.onnx")

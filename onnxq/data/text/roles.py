@@ -77,6 +77,8 @@ def text_inputs(inputs: Sequence[InputSpec], constants: Mapping[str, np.ndarray]
             roles.setdefault(_role(spec), []).append(spec)
     for spec in roles.get("", []):
         hint = f"Give it a value, --preprocess {spec.name}.value=0, or give arrays."
+        if _rank(spec) > 2:
+            hint = "Run what makes it, such as an encoder, on your texts. Save it with their tokens in an .npz file."
         raise DataError(f"'{spec.name}' ({spec}) takes something other than tokens, masks and caches", hint)
     caches = tuple(roles.pop("cache", []))
     for role, specs in roles.items():

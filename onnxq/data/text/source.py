@@ -240,8 +240,10 @@ def _cache_feed(inputs: Sequence[InputSpec], wanted: TextInputs, facts: ModelFac
     """
     pairs = find_pairs(wanted.caches, facts.outputs)
     if pairs is None:
-        names = ", ".join(spec.name for spec in wanted.caches[:2])
-        raise DataError(f"no outputs go with the caches {names}", "Give arrays: an .npz file.")
+        alone = [spec for spec in wanted.caches if find_pairs([spec], facts.outputs) is None] or wanted.caches
+        names = ", ".join(spec.name for spec in alone[:2])
+        hint = "Give arrays: an .npz file of caches that the model, its encoder or its first step made."
+        raise DataError(f"no outputs go with the caches {names}", hint)
     sizes = {}
     for spec in wanted.caches:
         shape = spec.shape or ()
