@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from onnxq.errors import ModelError
 from onnxq.ir.names import Names
-from onnxq.ir.proto_fields import ATTRIBUTE_TENSOR
+from onnxq.ir.proto_fields import ATTRIBUTE_TENSOR, is_list
 from onnxq.ir.proto_fields import GRAPH_SPARSE as GRAPH_SPARSE
 from onnxq.ir.stored_tensor import StoredTensor
 from onnxq.ir.tensor import Tensor
@@ -165,10 +165,11 @@ class Node:
 
     def tensor_attribute(self, name: str) -> StoredTensor | None:
         """Return a tensor attribute as a handle on the file, or None where it is absent or something else."""
+        span = self.spans.get(name, memoryview(b""))
         try:
-            for number, wire_type, _, payload, end in fields(self.spans.get(name, memoryview(b""))):
+            for number, wire_type, _, payload, end in () if is_list(span) else fields(span):
                 if number == ATTRIBUTE_TENSOR and wire_type == LENGTH_DELIMITED:
-                    return StoredTensor(self.spans[name][payload:end], self.graph.folder)
+                    return StoredTensor(span[payload:end], self.graph.folder)
         except ValueError as error:
             raise self._unreadable(name, error) from error
         return None

@@ -26,6 +26,7 @@ from onnxq.ir.proto_fields import (
     NODE_NAME,
     NODE_OP_TYPE,
     NODE_OUTPUT,
+    is_list,
 )
 from onnxq.ir.stored_tensor import StoredTensor
 from onnxq.ir.topological_order import CycleError, in_order
@@ -191,6 +192,8 @@ def _connect(node: Node, reads: list[str]) -> None:
 
 
 def _bodies(attribute: memoryview) -> list[memoryview]:
+    if is_list(attribute):
+        return []
     found: list[memoryview] = []
     for number, wire_type, _, payload, end in fields(attribute):
         if wire_type == LENGTH_DELIMITED and number in (ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS):
@@ -201,10 +204,11 @@ def _bodies(attribute: memoryview) -> list[memoryview]:
 
 
 def first_text(span: memoryview) -> str:
-    """Name of a ValueInfoProto or AttributeProto: its field 1."""
-    for number, wire_type, _, payload, end in fields(span):
-        if number == 1 and wire_type == LENGTH_DELIMITED:
-            return text(span[payload:end])
+    """Name of a ValueInfoProto or AttributeProto: its field 1, which nearly all writers put first."""
+    for most in (1, None):
+        for number, wire_type, _, payload, end in fields(span, most):
+            if number == 1 and wire_type == LENGTH_DELIMITED:
+                return text(span[payload:end])
     return ""
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 
 import onnx
 
+from onnxq.ir.wire import fields
+
 # ModelProto
 MODEL_IR_VERSION, MODEL_GRAPH, MODEL_OPSET_IMPORT, MODEL_METADATA, MODEL_FUNCTIONS = 1, 7, 8, 14, 25
 # GraphProto
@@ -19,8 +21,14 @@ NODE_INPUT, NODE_OUTPUT, NODE_NAME, NODE_OP_TYPE = 1, 2, 3, 4
 NODE_ATTRIBUTE, NODE_DOC, NODE_DOMAIN, NODE_METADATA = 5, 6, 7, 9
 # AttributeProto
 ATTRIBUTE_TENSOR, ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS = 5, 6, 11
+ATTRIBUTE_LISTS = (7, 8, 9)  # floats, integers, texts
 # TensorProto
 DIMS, DATA_TYPE, NAME, RAW_DATA, EXTERNAL_DATA, DATA_LOCATION = 1, 2, 8, 9, 13, 14
+
+
+def is_list(attribute: memoryview) -> bool:
+    """Whether an AttributeProto holds numbers or texts, by its first two fields: a tree may have millions of them."""
+    return any(number in ATTRIBUTE_LISTS for number, *_ in fields(attribute, 2))
 
 
 def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:

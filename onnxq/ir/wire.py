@@ -62,11 +62,12 @@ def read_varint(data: memoryview, position: int, end: int) -> tuple[int, int]:
     raise WireError(f"the file ends inside a number at byte {position}")
 
 
-def fields(data: memoryview) -> list[tuple[int, int, int, int, int]]:
+def fields(data: memoryview, most: int | None = None) -> list[tuple[int, int, int, int, int]]:
     """List the fields of one message.
 
     Args:
         data: The bytes of exactly one message.
+        most: So many fields are enough: a list of numbers, as a tree has, may hold millions.
 
     Returns:
         For each field `(number, wire type, start, payload start, end)`, positions within `data`. The payload of a
@@ -76,9 +77,9 @@ def fields(data: memoryview) -> list[tuple[int, int, int, int, int]]:
         WireError: The bytes are truncated or are no protobuf message.
 
     """
-    found = []
+    found: list[tuple[int, int, int, int, int]] = []
     position, size = 0, len(data)
-    while position < size:
+    while position < size and len(found) != most:
         start = position
         tag = data[position]
         position += 1
