@@ -174,6 +174,29 @@ class Evaluator:
                 run.release(step)
         return most
 
+    def expected_peak_bytes(self, feeds: Mapping[str, Any], size: Callable[[Value], int | None]) -> int | None:
+        """Tell what `peak_bytes` would see, without a run; None where the size of a tensor is not known beforehand.
+
+        Args:
+            feeds: As `run` takes them.
+            size: Gives the bytes of a tensor; None where they are not known.
+
+        """
+        constants = {value.name for value in self._schedule.constants}
+        live, most = dict[Value, int](), 0
+        fed = sum(getattr(array, "nbytes", 0) for name, array in feeds.items() if name not in constants)
+        for step in self.steps:
+            for value in step.node.outputs:
+                known = None if step.bodies else size(value) if value is not None else 0
+                if known is None:
+                    return None
+                if value is not None:
+                    live[value] = known
+            most = max(most, fed + sum(live.values()))
+            for value in step.dead:
+                live.pop(value, None)
+        return most
+
     def _needed(self, targets: set[Value]) -> list[Step]:
         """Return the steps that the targets, values of the main graph, depend on."""
         chosen = []

@@ -21,6 +21,7 @@ from onnxq.errors import ModelError
 from onnxq.evaluator import Evaluator, arithmetic
 from onnxq.evaluator.several_runs import several_runs
 from onnxq.ir import Model, Node, Patch, Value, commit
+from onnxq.ir.shape_inference.types import infer_types
 from onnxq.planning.decision import Choices, Plan
 from onnxq.planning.planner import node_key
 from onnxq.progress import working
@@ -32,6 +33,7 @@ from onnxq.search.sqnr_evaluator import ENOUGH
 from onnxq.search.trials.rescaling_trial import LEAST_GAIN
 from onnxq.search.variants import Variants
 from onnxq.stages.prepared import Prepared
+from onnxq.targets.assumed_shapes import TensorBytes
 
 Shifts = Mapping[str, np.ndarray]  # what to add to a bias, by the first output of the node that adds it
 
@@ -124,26 +126,40 @@ def shifts(variants: Variants, choices: Choices, quantized: Model, samples: Samp
     prepared, _ = variants.replan(choices)
     found = {place.given: place for place in bias_sites(prepared.plan, quantized)}
     both = Evaluator(prepared.model.copy(), wide=True), Evaluator(quantized, wide=True)
-    feeds = paired_samples(both, samples)
+    feeds = paired_samples(both, samples, prepared.plan.costs.shapes)
     reference, result = both
     with arithmetic(), ahead_in_copy(partial(_expected_means, reference, feeds, list(found.values()))) as expected:
         return _Corrected(result, feeds, found, expected).run()
 
 
-def paired_samples(both: Iterable[Evaluator], samples: Samples) -> list[Sample]:
+def paired_samples(
+    both: Sequence[Evaluator], samples: Samples, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> list[Sample]:
     """Take as many samples as fit into memory together, judged by the first of them; one at least.
 
-    For inputs that say little about the sizes inside, such as numbers of words, that is known only after a run.
+    Models may leave sizes inside open, such as numbers of words. They are known only after a run.
 
     Args:
-        both: What will run side by side.
+        both: The float model and the quantized one, which will run side by side.
         samples: Where to take them from.
+        shapes: Of values whose sizes the float model leaves open, for one of the samples.
 
     """
     first = next(iter(samples))
-    taken = sum(evaluator.peak_bytes(first) for evaluator in both)
+    sizes = TensorBytes(both[0].model, first, shapes or {})
+    taken = sum(_peak_bytes(evaluator, first, sizes) for evaluator in both)
     share = MOST_BYTES / max(taken, 1)  # how many of this size
     return few_samples(samples, TRIAL_SAMPLES, share * sum(array.size for array in first.values()))
+
+
+def _peak_bytes(evaluator: Evaluator, sample: Sample, sizes: TensorBytes) -> int:
+    """Return how many bytes a run takes, by a run only where sizes alone do not say it."""
+    try:
+        infer_types(evaluator.model)
+        known = evaluator.expected_peak_bytes(sample, sizes.of)
+    except ModelError:
+        known = None
+    return evaluator.peak_bytes(sample) if known is None else known
 
 
 def bias_sites(plan: Plan, quantized: Model) -> list[BiasSite]:

@@ -1,11 +1,16 @@
-"""Shapes that are assumed where a model leaves sizes open, and the number of elements that follows."""
+"""Shapes that are assumed where a model leaves sizes open, and the elements and bytes that follow."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
-from onnxq.ir import Value
+import numpy as np
+from onnx import TensorProto
+from onnx.helper import tensor_dtype_to_np_dtype
+
+from onnxq.ir import Model, Value
 from onnxq.targets import UNKNOWN_SIDE
 
 
@@ -33,3 +38,38 @@ def assumed_shape(value: Value, shapes: Mapping[str, tuple[int, ...]]) -> tuple[
     if shape is None or all(type(size) is int for size in shape):
         return shape  # type: ignore[return-value]  # most are known: nothing to guess
     return tuple(size if isinstance(size, int) else (UNKNOWN_SIDE if axis else 1) for axis, size in enumerate(shape))
+
+
+class TensorBytes:
+    """Bytes of the tensors that a sample makes in a model and in quantized copies of it, without a run.
+
+    An open size that has a name is the same wherever that name is; the first axis counts one where nothing is known.
+
+    Args:
+        model: The model, of types that are known.
+        sample: The sample.
+        shapes: Of values whose sizes the model leaves open.
+
+    """
+
+    def __init__(self, model: Model, sample: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._shapes = {**shapes, **{name: array.shape for name, array in sample.items() if hasattr(array, "shape")}}
+        self._named: dict[str, int] = {}
+        for name, known in self._shapes.items():
+            value = model.graph.values.get(name)
+            for size, number in zip((value.shape if value is not None else None) or (), known, strict=False):
+                if isinstance(size, str):
+                    self._named[size] = max(number, self._named.get(size, 0))
+
+    def of(self, value: Value) -> int | None:
+        """Return the bytes of a tensor; None where they are not known."""
+        shape = self._shapes.get(value.name, value.shape)
+        if shape is None or value.dtype in (None, TensorProto.UNDEFINED, TensorProto.STRING):
+            return None
+        count = 1
+        for axis, size in enumerate(shape):
+            known = size if isinstance(size, int) else self._named.get(size or "", None if axis else 1)
+            if known is None:
+                return None
+            count *= known
+        return count * np.dtype(tensor_dtype_to_np_dtype(value.dtype)).itemsize

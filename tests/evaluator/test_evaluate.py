@@ -117,6 +117,14 @@ def test_peak_bytes_count_what_lives_at_the_same_time_besides_constants():
     assert evaluator.peak_bytes({"x": np.ones(4, F)}) == 80  # x of 4 float32, c and y of 8
 
 
+def test_peak_bytes_are_told_beforehand_where_all_sizes_are_known():
+    body = "w = Constant <value = float[4] {1, 2, 3, 4}> () a = Add (x, w) b = Relu (a) c = Concat <axis = 0> (b, b)"
+    evaluator = Evaluator(model(f"agraph (float[4] x) => (float[8] y) {{ {body} y = Neg (c) }}"))
+    sizes = {"a": 16, "b": 16, "c": 32, "y": 32}
+    assert evaluator.expected_peak_bytes({"x": np.ones(4, F)}, lambda value: sizes[value.name]) == 80
+    assert evaluator.expected_peak_bytes({"x": np.ones(4, F)}, lambda value: None) is None
+
+
 def test_one_evaluator_runs_any_number_of_times_with_other_shapes():
     evaluator = Evaluator(model("agraph (float[N] x) => (float[N] y) { y = Abs (x) }"))
     for size in (1, 3, 2):

@@ -31,6 +31,7 @@ from onnxq.search.held_out import HoldoutSplit
 from onnxq.search.sqnr_evaluator import SqnrEvaluator
 from onnxq.search.variants import Variants, calibrate_and_round
 from onnxq.stages.prepare import prepare
+from onnxq.targets.assumed_shapes import TensorBytes
 
 NEAREST = 'scheme = "static-int8"\nsmoothing = false\nrounding = "nearest"\n'
 
@@ -177,6 +178,20 @@ def test_as_many_samples_are_taken_as_fit_into_memory(monkeypatch):
     assert len(paired_samples([evaluator, evaluator], samples)) == 5
     monkeypatch.setattr(bias_correction, "MOST_BYTES", 1)
     assert len(paired_samples([evaluator], samples)) == 1
+
+
+@pytest.mark.parametrize(("side", "known"), [(16, True), ("side", False)])
+def test_samples_are_counted_without_a_run_where_sizes_follow_from_the_inputs(side, known):
+    nodes = [node("Conv", "x w", "h", pads=[1, 1, 1, 1]), node("Relu", "h", "r"), node("Flatten", "r", "y")]
+    given = build(nodes, {"x": ["rows", 3, side, side]}, ["y"], {"w": floats(4, 3, 3, 3)})
+    evaluator, sample = Evaluator(parse(given.SerializeToString())), {"x": floats(2, 3, 16, 16)}
+    runs = []
+    evaluator.peak_bytes = lambda feeds: runs.append(feeds) or 1
+    assert len(paired_samples([evaluator], wrap_samples([sample], input_specs(evaluator.model)))) == 1
+    assert bool(runs) != known
+    if known:
+        expected = evaluator.expected_peak_bytes(sample, TensorBytes(evaluator.model, sample, {}).of)
+        assert expected == Evaluator(given).peak_bytes(sample)
 
 
 def test_what_reads_constants_alone_is_computed_once_for_all_samples() -> None:
