@@ -6,7 +6,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -25,6 +25,7 @@ from onnxq.progress import OnSample, working
 from onnxq.runtime.custom_ops import refusal_hint
 from onnxq.runtime.ort_session import check_path, load_hint
 from onnxq.runtime.session import ModelSource, SessionError, open_session, run_alike, run_session
+from onnxq.runtime.workers import submit_alone
 from onnxq.verification.calibrated_ranges import CalibratedRanges
 from onnxq.verification.class_axes import RANK, outputs_of_places
 from onnxq.verification.error_stats import ANY_AXIS, Difference, open_axes
@@ -98,7 +99,7 @@ def compare(
     for count, feeds in enumerate(_counted(samples, progress)):
         first = feeds if first is None else first
         results = pair.run(feeds, count, _hint(samples))
-        ranges.add(feeds)
+        pair.begin_beside(ranges.add, feeds)
         before = [(difference.signal, difference.noise) for difference in differences]
         for name, difference, expected, got in zip(names, differences, *results, strict=True):
             problem = difference.add(expected, got)
@@ -112,6 +113,7 @@ def compare(
         del results, expected, got  # logits of a decoder are 50 MB a model
     if first is None:
         raise DataError("there are no samples to compare the models on", "Give at least one.")
+    pair.end_beside()
     with working("latency"):
         timed = time_pair(pair.reference, pair.result, first) if latency and pair.in_memory else None
     outputs = tuple(_summary(name, difference) for name, difference in zip(names, differences, strict=True))
@@ -172,6 +174,7 @@ class _Pair:
     def __init__(self, float_model: ModelSource, quantized: ModelSource, blame: type[OnnxqError]) -> None:
         self.blame = blame
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="quantized")
+        self._beside: Future[None] | None = None
         other = self.pool.submit(open_session, run_alike(quantized, float_model), threads=1)
         try:
             self.reference = open_session(float_model, threads=1)
@@ -222,6 +225,16 @@ class _Pair:
         except SessionError as error:
             message = f"onnxruntime cannot run the quantized model on sample {index}: {error}"
             raise self.blame(message, refusal_hint(error)) from error
+
+    def begin_beside(self, look: Callable[[Sample], None], feeds: Sample) -> None:
+        """Look at a sample while the float model runs on the next one, which takes longer than the quantized model."""
+        self.end_beside()
+        self._beside = submit_alone(self.pool, look, feeds)
+
+    def end_beside(self) -> None:
+        """Wait until the last sample was looked at."""
+        if self._beside is not None:
+            self._beside.result()
 
 
 def _hint(samples: object) -> str:

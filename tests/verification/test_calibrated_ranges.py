@@ -85,6 +85,8 @@ def test_every_comparison_looks_at_the_ranges() -> None:
     found = compare(plain, encoded(), samples(-123, 151), latency=False)
     assert [warning.code for warning in found.warnings] == ["beyond-calibration"]
     assert not compare(plain, encoded(), samples(-2, 2), latency=False).warnings
+    last = compare(plain, encoded(), [*samples(-2, 2, 1), *samples(-123, 151, 1)], latency=False)
+    assert [warning.code for warning in last.warnings] == ["beyond-calibration"]
 
 
 def test_bytes_that_are_no_model_are_left_to_others() -> None:
