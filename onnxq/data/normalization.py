@@ -175,16 +175,17 @@ class _Input:
         try:
             means = FoldedMeans(self.model, layers)
             samples = few_samples(self.held, SAMPLES)
-            first, given = means.unexplained(samples[:1]), means.unexplained(samples)
+            first = means.unexplained(samples[:1])
 
             def worse_at_first(other: OtherValues) -> float:
                 return _times_worse(first, means.unexplained(replaced(samples[:1], self.name, other.change)))
 
             hopeful = [other for other in others if worse_at_first(other) >= HOPEFUL * TIMES_WORSE]
+            if not hopeful:
+                return []
+            given = means.unexplained(samples)
             tried = [(means.unexplained(replaced(samples, self.name, other.change)), other) for other in hopeful]
         except SessionError:  # other checks say that the model does not run
-            return []
-        if not tried:
             return []
         worse = {other: _times_worse(given, left) for left, other in tried}
         best, left = max(tried, key=lambda pair: worse[pair[1]])[::-1]

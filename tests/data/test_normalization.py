@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.data.conventions import BYTES, CENTRED, CONVENTIONS, IMAGENET, SIGNED, UNIT, Convention, convention_of
 from onnxq.data.examine import examine
+from onnxq.data.first_layers import FoldedMeans
 from onnxq.data.input_summary import InputSummaries
 from onnxq.data.samples import open_samples
 from onnxq.data.validation import input_specs
@@ -170,6 +171,21 @@ def test_means_tell_any_convention_where_batchnorm_is_folded_into_several_layers
     assert [code for code, _ in found] == ["wrong-normalization"]
     if given not in (BYTES, CENTRED) and expects not in (BYTES, CENTRED):
         assert expects.recipe in found[0][1]
+
+
+def test_right_samples_are_run_up_to_several_layers_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other conventions are held against one sample first, and further samples are run for a doubt only."""
+    looks, unexplained = list[int](), FoldedMeans.unexplained
+
+    def counted(means: FoldedMeans, samples: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray:
+        looks.append(len(samples))
+        return unexplained(means, samples)
+
+    monkeypatch.setattr(FoldedMeans, "unexplained", counted)
+    assert warnings(deep(IMAGENET), as_convention(pictures(), IMAGENET)) == []
+    assert set(looks) == {1}
+    assert warnings(deep(UNIT), as_convention(pictures(), IMAGENET)) != []
+    assert max(looks) > 1
 
 
 def test_samples_of_which_some_fit_are_right() -> None:
