@@ -152,6 +152,11 @@ def _failed(error: Exception, arguments: list[str]) -> int:
             return int(ExitCode.ERROR)
         _say(f"{error.filename or 'a file or stdout'} cannot be read or written ({error.strerror or error})", DISK)
         return _without_stdout(ExitCode.ERROR)
+    if isinstance(error, ModuleNotFoundError) and error.name in PACKAGES:
+        with suppress(OSError):  # what prints in colour may be missing, too
+            sys.stderr.write(f"error: the package {error.name} is not installed for {sys.executable}\n")
+            sys.stderr.write(f"hint: Install onnxq with all that it needs: {sys.executable} -m pip install onnxq\n")
+        return int(ExitCode.ERROR)
     lines = str(error).strip().splitlines()
     _say(f"onnxq hit a bug: {type(error).__name__}: {lines[0] if lines else ''}".rstrip(" :"), "")
     _tell_log(_traceback(error), arguments)
@@ -189,11 +194,12 @@ def _invoke(arguments: list[str]) -> int:
     import typer
 
     from onnxq.cli.app import command
-    from onnxq.cli.completion import answer
+    from onnxq.cli.completion import answer, without_shell
 
     built = command()
     if answer(built):
         return int(ExitCode.OK)
+    arguments = without_shell(arguments)
     for before, word in zip(["", *arguments], arguments, strict=False):
         if word == "" or (word.startswith("--") and word.endswith("=")):  # it would count as the working folder
             what = word.rstrip("=") or (before if before.startswith("-") else "an argument")

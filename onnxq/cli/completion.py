@@ -16,6 +16,8 @@ from typing import Any
 PROGRAM = "onnxq"
 VARIABLE = "_ONNXQ_COMPLETE"  # what a script sets to ask
 SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
+OPTIONS = ("--show-completion", "--install-completion")
+_named: list[str] = []  # the shell that was named behind such an option
 
 
 def answer(command: Any) -> bool:
@@ -33,6 +35,16 @@ def answer(command: Any) -> bool:
     except SystemExit:  # it ends the process when it has answered
         return True
     return False
+
+
+def without_shell(arguments: list[str]) -> list[str]:
+    """Take the name of a shell behind an option for completion, which other programs want there."""
+    _named.clear()
+    match arguments:
+        case [option, str(shell)] if option in OPTIONS:
+            _named.append(shell)
+            return [option]
+    return arguments
 
 
 def show(wanted: bool) -> None:
@@ -91,7 +103,7 @@ def targets(incomplete: str) -> list[str]:
 
 
 def _shell() -> str:
-    """Return the shell that started this process, or else the one of the environment.
+    """Return the shell that was named, the one that started this process, or else the one of the environment.
 
     Raises:
         OnnxqError: Neither is known, or it has no completion.
@@ -101,12 +113,12 @@ def _shell() -> str:
 
     shellingham = import_module("shellingham")
     try:
-        name = str(shellingham.detect_shell()[0])
+        name = _named[0] if _named else str(shellingham.detect_shell()[0])
     except (shellingham.ShellDetectionFailure, NotImplementedError, OSError):
         name = ""
-    name = name if name in SHELLS else Path(os.environ.get("SHELL", "")).name
+    name = name if name in SHELLS or _named else Path(os.environ.get("SHELL", "")).name
     if name not in SHELLS:
-        hint = f"Start it from one of {', '.join(SHELLS)}, or name one with SHELL=/bin/bash in front."
+        hint = f"Name one of {', '.join(SHELLS)}, as in `onnxq --install-completion bash`."
         raise OnnxqError(
             f"there is no completion for {f'the shell {name}' if name else 'a shell that is not known'}", hint
         )

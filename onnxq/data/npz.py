@@ -220,6 +220,8 @@ def unreadable(label: str, error: BaseException) -> DataError:
     reason = (str(error) or type(error).__name__).splitlines()[0]
     if reason.startswith("the magic string is not correct"):
         reason = "an array in it does not begin like one"
+    if reason.startswith(("EOF: reading ", "mmap length is greater than")):  # words of NumPy, and of Python
+        reason = "its end is missing"
     return DataError(f"{label} cannot be read: {reason}", SAVE_AGAIN)
 
 

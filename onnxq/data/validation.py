@@ -144,7 +144,9 @@ def check_names(names: Iterable[str], inputs: Sequence[InputSpec], where: str) -
             fed = " To feed an output to it from step to step, pass --state OUTPUT=INPUT." if given else ""
             raise DataError(
                 f"{where} has no array for input '{spec.name}' ({spec})",
-                f"Every sample needs {_listing(wanted)}; this one has {_listing(given) if given else 'none'}.{fed}",
+                f"Every sample needs {_listing(wanted)}; this one has {_listing(given)}.{fed}"
+                if given
+                else f"Save one array for each of {_listing(wanted)}: numpy.savez(file, {spec.name}=array).",
             )
     return given
 
@@ -283,9 +285,10 @@ def _cast(array: np.ndarray, spec: InputSpec, where: str) -> np.ndarray:
                 "Check that this is the array the input wants.",
             )
         return array.astype(want)
+    convert = f"Convert it with .astype('{want.name}') if the numbers mean what the model wants."
     raise DataError(
         f"input '{spec.name}' takes {want.name}, {where} gives {have.name}",
-        f"Convert it with .astype('{want.name}') if the numbers mean what the model wants.",
+        "Give real numbers: .real, .imag or numpy.abs, as the model wants." if have.kind == "c" else convert,
     )
 
 

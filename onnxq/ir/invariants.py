@@ -22,6 +22,10 @@ ONNX_PHRASES = (
     (r"^(\S+) in initializer but not in graph input$", r"IR version 3 asks to list initializer '\1' as an input"),
     (r"^No Op registered for (\S+) with domain_version of (\d+)$", r"opset \2 has no operator \1"),
     (
+        r"^Your model ir_version (\d+) is higher than the checker's \((\d+)\)\.?$",
+        r"it has IR version \1, and this onnx knows those up to \2",
+    ),
+    (
         r"^Number of actual parameters cannot exceed number of formal parameters$",
         "a node gives a function more inputs or outputs than it has",
     ),

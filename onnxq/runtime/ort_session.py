@@ -45,6 +45,11 @@ ORT_PHRASES = (
         r"node '\3': its output '\2' is \4, and the file says \1",
     ),
     (r"^ONNX Runtime only \*guarantees\* support .* Opset (\d+) is under development.*", r"it does not know opset \1"),
+    (
+        r"^Unsupported model IR version: (\d+), max supported IR version: (\d+)$",
+        r"it has IR version \1, and this onnxruntime reads those up to \2",
+    ),
+    (r"^Failed to load library (\S+) with error: (?:\1: )?", ""),
     (r"No Op registered for (\S+) with domain_version of (\d+)$", r"opset \2 has no such operator"),
     (r"Op registered for (\S+) is deprecated in domain_version of (\d+)$", r"opset \2 no longer has this operator"),
     (

@@ -18,7 +18,7 @@ from onnxq.publish.conventions import CONVENTIONS
 from onnxq.targets.tables import target_names
 
 ONNXQ = [sys.executable, "-m", "onnxq"]
-BASH, ZSH = shutil.which("bash"), shutil.which("zsh")
+BASH, ZSH, FISH = (shutil.which(shell) for shell in ("bash", "zsh", "fish"))
 
 
 def completed(cli, monkeypatch: pytest.MonkeyPatch, line: str) -> list[str]:
@@ -134,8 +134,26 @@ def test_a_shell_that_is_not_known_is_told_so(cli, monkeypatch: pytest.MonkeyPat
     result = cli("--show-completion")
     assert (result.code, result.out) == (2, "")
     assert "there is no completion for the shell tcsh" in result.err
-    assert "SHELL=/bin/bash" in result.err
+    assert "Name one of bash, zsh, fish, powershell, pwsh, as in `onnxq --install-completion bash`." in result.err
     monkeypatch.delenv("SHELL")
     assert "a shell that is not known" in cli("--install-completion").err
     monkeypatch.setenv("SHELL", "/usr/bin/fish")
     assert cli("--show-completion").code == 0
+
+
+def test_a_shell_may_be_named(cli) -> None:
+    assert cli("--show-completion", "zsh").out.startswith("#compdef onnxq")
+    assert cli("--show-completion", "fish").out.startswith("complete --command onnxq")
+    assert "there is no completion for the shell tcsh" in cli("--install-completion", "tcsh").err
+
+
+@pytest.mark.skipif(FISH is None, reason="needs fish")
+def test_fish_completes_with_the_script(tmp_path: Path) -> None:
+    assert FISH is not None
+    program = tmp_path / "onnxq"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(ONNXQ)} "$@"\n')
+    program.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    script = "onnxq --show-completion fish | source; complete -C 'onnxq quantize m.onnx --target tens'"
+    done = subprocess.run([FISH, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.split() == ["tensorrt"]

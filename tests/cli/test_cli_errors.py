@@ -243,6 +243,17 @@ def test_a_closed_stdout_or_stderr_does_no_harm(tmp_path: Path, closed: str) -> 
     onnx.checker.check_model(output)
 
 
+@pytest.mark.parametrize("package", ["typer", "onnx"])
+def test_a_package_that_is_not_installed_is_named(folder: Path, package: str) -> None:
+    program = f"import sys; sys.modules[{package!r}] = None; from onnxq.cli import main; sys.exit(main())"
+    arguments = [sys.executable, "-c", program, "inspect", "digits_cnn.onnx"]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    first, second = done.stderr.splitlines()
+    assert first == f"error: the package {package} is not installed for {sys.executable}"
+    assert second.endswith("-m pip install onnxq")
+
+
 def test_an_error_of_the_system_is_no_bug(cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     breaking(monkeypatch, FileNotFoundError(2, "No such file or directory", "gone.onnx"))
     result = cli("quantize", "digits_cnn.onnx")

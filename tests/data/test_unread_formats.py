@@ -105,6 +105,23 @@ def test_arrays_that_are_something_else(name: str, said: str) -> None:
     assert said in refused(name, PICTURES)
 
 
+@pytest.mark.parametrize("size", [6, 9, 60, 1000])
+def test_an_array_whose_end_is_missing(size: int) -> None:
+    np.save("x.npy", np.zeros((4, 3, 8, 8), np.float32))
+    Path("x.npy").write_bytes(Path("x.npy").read_bytes()[:size])
+    with pytest.raises(DataError, match=r"x\.npy cannot be read: its end is missing"):
+        list(open_samples("x.npy", PICTURES))
+
+
+def test_what_complex_numbers_and_files_without_arrays_need() -> None:
+    np.savez("d.npz", x=np.zeros((4, 3, 8, 8), np.complex64))
+    with pytest.raises(DataError) as caught:
+        list(open_samples("d.npz", PICTURES))
+    assert caught.value.hint == "Give real numbers: .real, .imag or numpy.abs, as the model wants."
+    np.savez("d.npz")
+    assert "Save one array for each of 'x': numpy.savez(file, x=array)." in refused("d.npz", PICTURES)
+
+
 def test_labels_need_a_name_with_a_mark() -> None:
     np.savez("d.npz", x=np.zeros((4, 3, 8, 8), np.float32), labels=np.zeros(4))
     assert "If it holds labels, call it '_labels'." in refused("d.npz", PICTURES)

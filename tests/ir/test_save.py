@@ -301,6 +301,28 @@ def test_folder_without_permission(embedded, tmp_path):
         load(embedded)
 
 
+@pytest.mark.parametrize("user", [1, 2, 3])
+def test_a_file_that_only_another_user_may_replace_is_refused_before_any_work(tmp_path, monkeypatch, user):
+    """User 1 has the file, user 2 the folder."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    file = folder / "m.onnx"
+    file.touch()
+    stated = {path: path.stat() for path in (folder, file)}
+
+    def owned(path, owner):
+        return os.stat_result((*stated[path][:4], owner, *stated[path][5:]))
+
+    monkeypatch.setattr(files, "_stat", lambda path: owned(path, 1 if path == file else 2))
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    if user < 3:
+        check_output(file, force=True)
+        return
+    with pytest.raises(OutputError, match="belongs to another user, and its folder lets only that one replace it"):
+        check_output(file, force=True)
+
+
 def test_read_only_source_and_odd_names(tmp_path):
     folder = tmp_path / "mit Leerzeichen ÄÖ 模型"
     folder.mkdir()

@@ -125,6 +125,10 @@ def test_a_domain_that_is_not_imported_is_named(tmp_path: Path) -> None:
             "a node gives a function more inputs or outputs than it has",
         ),
         ("No Op registered for Nope with domain_version of 17", "opset 17 has no operator Nope"),
+        (
+            "Your model ir_version 99 is higher than the checker's (14).",
+            "it has IR version 99, and this onnx knows those up to 14",
+        ),
     ],
 )
 def test_what_the_onnx_package_says_is_made_plain(text: str, said: str) -> None:
@@ -137,6 +141,11 @@ PREFIX = "[ONNXRuntimeError] : 1 : FAIL : "
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        (
+            "Unsupported model IR version: 99, max supported IR version: 14",
+            "it has IR version 99, and this onnxruntime reads those up to 14",
+        ),
+        ("Failed to load library /a/b.npz with error: /a/b.npz: invalid ELF header", "invalid ELF header"),
         ("Node (ad) Op (Add) [ShapeInferenceError] Incompatible dimensions", "Add node 'ad': Incompatible dimensions"),
         (
             'This is an invalid model. In Node, ("np", Nope, "", -1) : ("t": tensor(float),) -> ("y": tensor(float),) '

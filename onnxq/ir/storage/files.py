@@ -6,6 +6,7 @@ Tests: `tests/ir/test_save.py`.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable
 from errno import ENAMETOOLONG
 from pathlib import Path
@@ -127,6 +128,21 @@ def check_output(path: Path, *, force: bool, reads: Iterable[object] = (), optio
         raise _unwritable(path, error, option) from error
     if not os.access(path.parent, os.W_OK):
         raise OutputError(f"the folder {path.parent} cannot be written to", elsewhere)
+    if path.exists() and _is_kept_by_another(path):
+        raise OutputError(f"{path} belongs to another user, and its folder lets only that one replace it", elsewhere)
+
+
+def _is_kept_by_another(path: Path) -> bool:
+    """Whether only other users may replace a file, as in the system's folder for temporary files."""
+    if os.name != "posix" or os.geteuid() == 0:
+        return False
+    folder = _stat(path.parent)
+    return bool(folder.st_mode & stat.S_ISVTX) and os.geteuid() not in (folder.st_uid, _stat(path).st_uid)
+
+
+def _stat(path: Path) -> os.stat_result:
+    """Return facts about a file or a folder; those of a link are its own."""
+    return path.lstat() if path.is_file() else path.stat()
 
 
 def _unwritable(path: Path, error: OSError, option: str) -> OutputError:
