@@ -298,7 +298,7 @@ class _Search:
             else:
                 assert feedback is not None
                 chosen = feedback.round(weight, steps, (low, high))
-            chosen = descend(weight, chosen, steps, gram.matrix, (low, high), sweeps) if sweeps else chosen
+            chosen = descend(weight, chosen, steps, gram.matrix, (low, high), sweeps).codes if sweeps else chosen
             result[part] = chosen[0].T
         return result
 

@@ -13,7 +13,7 @@ Tests: `tests/rounding/test_jobs.py`.
 from __future__ import annotations
 
 from copy import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -134,9 +134,29 @@ class Feedback:
         return result
 
 
+class Descended(NamedTuple):
+    """Codes that a descent has found.
+
+    Attributes:
+        codes: In the shape of the weight.
+        slope: `H (codes * steps - weight)` in the same shape, half the slope of the error. Its product with the change
+            of the weight is the error of each channel, without another product with H.
+
+    """
+
+    codes: np.ndarray
+    slope: np.ndarray
+
+
 def descend(
-    weight: np.ndarray, codes: np.ndarray, steps: np.ndarray, H: np.ndarray, bounds: Bounds, sweeps: int
-) -> np.ndarray:
+    weight: np.ndarray,
+    codes: np.ndarray,
+    steps: np.ndarray,
+    H: np.ndarray,
+    bounds: Bounds,
+    sweeps: int,
+    slope: np.ndarray | None = None,
+) -> Descended:
     """Set one code after the other to the best integer for all others as they are; the error never grows.
 
     Args:
@@ -146,18 +166,14 @@ def descend(
         H: `[problems, columns, columns]`.
         bounds: Least and greatest code, for all or in the shape of the weight.
         sweeps: Passes over all columns at most; it stops early when nothing moves.
-
-    Returns:
-        New codes.
+        slope: That of the codes to start from, if it is known.
 
     """
-    if not sweeps:
-        return codes.copy()
     # A row for each channel: what moves in one strip is few channels, whose slopes lie together then
-    weight, codes, steps = (np.ascontiguousarray(a.transpose(0, 2, 1)) for a in (weight, codes, steps))
+    weight, codes, steps = (a.transpose(0, 2, 1).copy() for a in (weight, codes, steps))
     low, high = (np.ascontiguousarray(b.transpose(0, 2, 1)) if isinstance(b, np.ndarray) else b for b in bounds)
     bounds = low, high
-    slope = (codes * steps - weight) @ H
+    slope = (codes * steps - weight) @ H if slope is None else slope.transpose(0, 2, 1).copy()
     diagonal = np.einsum("pbb->pb", H)[:, None]
     inverse = np.divide(1.0, diagonal, out=np.zeros_like(diagonal), where=diagonal > 0)
     columns = codes.shape[2]
@@ -167,7 +183,7 @@ def descend(
             moved |= _descend_strips(codes, slope, steps, H, inverse, bounds, start, min(start + WIDE_STRIP, columns))
         if not moved:
             break
-    return np.ascontiguousarray(codes.transpose(0, 2, 1))
+    return Descended(*(np.ascontiguousarray(a.transpose(0, 2, 1)) for a in (codes, slope)))
 
 
 def _descend_strips(

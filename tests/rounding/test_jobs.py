@@ -70,13 +70,13 @@ def test_coordinate_descent_never_increases_the_error_and_ends_where_no_single_s
     codes = nearest(weight, steps, (-limit, limit))
     before = errors(weight, codes, steps, H)
     for _ in range(4):
-        codes = descend(weight, codes, steps, H, (-limit, limit), 1)
+        codes = descend(weight, codes, steps, H, (-limit, limit), 1).codes
         after = errors(weight, codes, steps, H)
         assert (after <= before * (1 + 1e-9) + 1e-12 * np.abs(before).max()).all()
         before = after
     assert np.abs(codes).max() <= limit
     np.testing.assert_array_equal(codes, np.rint(codes))
-    settled = descend(weight, codes, steps, H, (-limit, limit), 200)
+    settled = descend(weight, codes, steps, H, (-limit, limit), 200).codes
     least = errors(weight, settled, steps, H)
     for column in range(n):
         for step in (-1, 1):
@@ -96,18 +96,33 @@ def test_coordinate_descent_takes_one_column_after_the_other(seed, problems, n, 
         slope = H[p, column] @ (expected[p] * steps[p] - weight[p])
         best = expected[p, column] - slope / H[p, column, column] / steps[p, column]
         expected[p, column] = np.clip(np.rint(best), -limit, limit)
-    np.testing.assert_array_equal(descend(weight, codes, steps, H, (-limit, limit), 1), expected)
+    np.testing.assert_array_equal(descend(weight, codes, steps, H, (-limit, limit), 1).codes, expected)
+
+
+def test_a_descent_gives_the_slope_of_its_codes_whether_that_of_its_start_is_known_or_not():
+    H, weight = problem(2, columns=70, channels=20)
+    steps = np.broadcast_to(np.abs(weight).max(axis=1, keepdims=True) / 7, weight.shape)
+    start = nearest(weight, steps, (-7, 7))
+    known = H @ (start * steps - weight)
+    for slope in (None, known):
+        found = descend(weight, start, steps, H, (-7, 7), 2, slope)
+        assert (found.codes != start).any()
+        change = found.codes * steps - weight
+        np.testing.assert_allclose(found.slope, H @ change, rtol=0, atol=1e-11 * np.abs(known).max())
+        np.testing.assert_allclose(
+            (change * found.slope).sum(axis=1), errors(weight, found.codes, steps, H), rtol=1e-10
+        )
 
 
 def test_coordinate_descent_leaves_channels_alone_that_have_settled(monkeypatch):
     H, weight = problem(1, columns=70, channels=20)
     steps = np.broadcast_to(np.abs(weight).max(axis=1, keepdims=True) / 127, weight.shape)
-    settled = descend(weight, nearest(weight, steps, (-127, 127)), steps, H, (-127, 127), 200)
+    settled = descend(weight, nearest(weight, steps, (-127, 127)), steps, H, (-127, 127), 200).codes
     seen, work = [], coordinate_descent._in_turn
     monkeypatch.setattr(
         coordinate_descent, "_in_turn", lambda codes, *others: [seen.append(codes.shape), work(codes, *others)][1]
     )
-    np.testing.assert_array_equal(descend(weight, settled, steps, H, (-127, 127), 4), settled)
+    np.testing.assert_array_equal(descend(weight, settled, steps, H, (-127, 127), 4).codes, settled)
     assert not seen
     settled[0, 40, 7] += 3
     descend(weight, settled, steps, H, (-127, 127), 1)
