@@ -34,7 +34,7 @@ from onnxq.search.cross_validation import CrossValidated, cross_validate
 from onnxq.search.fast_search import ENOUGH as ENOUGH_IF_FAST
 from onnxq.search.fast_search import compared, fewest_for_use
 from onnxq.search.held_out import HoldoutSplit
-from onnxq.search.meet_budget import SearchOutcome, bits_by_size, meet_accuracy, meet_size
+from onnxq.search.meet_budget import SearchOutcome, bits_by_size, meet_accuracy, settle_codes
 from onnxq.search.trials.float_transforms import transform_values
 from onnxq.search.variants import Variants, calibrate_and_round
 from onnxq.stages.finish import finalize, with_fast_prompts
@@ -128,8 +128,7 @@ def _choose_and_rewrite(
     if samples is not None or budget.is_set:
         observer.step("search")
         outcome = meet_accuracy(variants, budget)
-    variants.weights.settle()
-    outcome = meet_size(variants, budget, outcome)
+    outcome = settle_codes(variants, budget, outcome)
     halves = None
     if samples is not None and stats is None and not prepared.fast:
         observer.step("cross-validate")

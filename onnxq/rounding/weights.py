@@ -127,17 +127,18 @@ class Weights:
         """Whether any codes were chosen by the layers' inputs."""
         return bool(self._jobs)
 
-    def settle(self) -> None:
-        """Choose codes for kernels that let neighbours be larger than those they were chosen for.
+    def settle(self) -> bool:
+        """Choose codes for kernels with other limits than those they were chosen for; tells whether there are any.
 
-        Before, such a weight has the codes that are there, which are almost as good: of the variants that are tried,
-        few are kept.
+        Before, such a weight has the codes that are there if its kernel lets neighbours be larger, and else those of a
+        quick search. They are almost as good, and of the variants that are tried, few are kept.
         """
-        for key in self._borrowed or ():
+        borrowed, self._borrowed = self._borrowed, None
+        for key in borrowed or ():
             self._known.pop(key, None)
-        if self._borrowed:
-            self._above_floors.clear()
-        self._borrowed = None
+        self._relimited.clear()
+        self._above_floors.clear()
+        return bool(borrowed)
 
     def begin_notes(self) -> None:
         """Forget which nodes asked for codes so far: variants that were tried are not to be reported."""
@@ -182,6 +183,8 @@ class Weights:
             if chosen != key and chosen in self._jobs and (self._borrowed is None or not _looser(key[1], chosen[1]))
         }
         self._relimited |= solve_all(jobs) if jobs else {}
+        if self._borrowed is not None:
+            self._borrowed |= jobs.keys()
 
     def codes(
         self, weight: Value, coding: WeightSpec, minimum: np.ndarray | None, reader: str, name: str = ""
@@ -345,6 +348,7 @@ class Weights:
         """Return the job of a weight whose codes were chosen for another coding, with its own limits."""
         tensor, coding = key
         job = replace(self._jobs[chosen], minimum_scale=floor, bits=coding.bits)
+        job = replace(job, quick=job.quick or self._borrowed is not None)
         if chosen[1].summed == coding.summed:
             return job
         return replace(job, pairs=_pairs(tensor, coding, self._largest(key, job.moments)))

@@ -67,11 +67,13 @@ class SearchOutcome:
         return ((WIDENED,) if reasons[WIDER] else ()) + smaller + said_bits(self.choices)
 
 
-def meet_size(variants: Variants, budget: Budget, outcome: SearchOutcome) -> SearchOutcome:
-    """Choose bits of weights once accuracy is settled: fewer for a size limit, more of stored ones without a budget.
+def settle_codes(variants: Variants, budget: Budget, outcome: SearchOutcome) -> SearchOutcome:
+    """Choose bits of weights once accuracy is settled, and codes with the limits of the kernels that read them.
+
+    Without a budget, stored weights may get more bits, and for a size limit fewer.
 
     Args:
-        variants: What is tried, with settled codes.
+        variants: What is tried.
         budget: What the model may take and lose.
         outcome: From `meet_accuracy`.
 
@@ -79,8 +81,13 @@ def meet_size(variants: Variants, budget: Budget, outcome: SearchOutcome) -> Sea
         CheckFailed: No choice meets the budget.
 
     """
-    if not budget.is_set and outcome.sensitivity:
-        return replace(outcome, choices=widen_stored_weights(variants, outcome.choices, outcome.sensitivity))
+    widen = partial(widen_stored_weights, variants, outcome.choices, outcome.sensitivity)
+    widened = (
+        None if budget.is_set or not outcome.sensitivity else widen()
+    )  # such weights need no other codes of 8 bits
+    changed = variants.weights.settle()
+    if widened is not None:
+        return replace(outcome, choices=widen() if changed and widened == outcome.choices else widened)
     if budget.max_size is None:
         return outcome
     choices = meet_size_limit(variants, outcome.choices, budget.max_size, budget.data_file)
