@@ -14,7 +14,8 @@ differ by 20 dB, as where no wake word is said, and change nothing in the SQNR o
 No more is expected of probabilities than of the logits that they are made of, on samples that chose nothing. Clear
 cases give 0 and 1 whatever the logits lose, and one case in between is most of the error of all. So one more such case
 is expected than was seen, by the rule of succession. A classifier of lines has 55 dB where all are clear, and an error
-of 0.09 in its logits. That rule gives 42 dB, and others have 39.
+of 0.09 in its logits. That rule gives 42 dB, and others have 39. A probability in between is off by a half at most,
+however far logits are.
 
 Tests: `tests/search/test_cross_validation.py`.
 """
@@ -75,7 +76,7 @@ class Logits(NamedTuple):
         sqnr: Their ratio in dB.
         gain: dB by which that is better on samples that a model is fitted on.
         signal: Squared size of an output that lies in between, in relation to that of a sample.
-        noise: What the error of the logits makes of it, in the same unit.
+        noise: What the error of the logits makes of it, in the same unit, if it followed them in a line.
 
     """
 
@@ -94,7 +95,9 @@ class Logits(NamedTuple):
 
         """
         lost = share * max(self.gain, 0.0)
-        noise = count * 10 ** (-sqnr / 10) + self.noise * 10 ** (lost / 10)
+        made = self.noise * 10 ** (lost / 10)
+        made *= self.signal / (self.signal + made) if made > 0 else 1.0  # a probability is off by a half at most
+        noise = count * 10 ** (-sqnr / 10) + made
         between = 10 * math.log10((count + self.signal) / noise) if noise > 0 else sqnr
         return min(sqnr, self.sqnr - lost, between)
 

@@ -114,10 +114,14 @@ def test_one_more_case_in_between_is_expected_than_was_seen() -> None:
     noise = 0.09**2 / 4
     found = CrossValidated((known,), 24, {"p": Logits(60.0, 0.0, 0.5, noise)}).expected(compared, 24)
     assert found is not None
-    np.testing.assert_allclose(found.sqnr, 10 * math.log10(24.5 / (24 * 10**-5.5 + noise)))
+    made = noise * 0.5 / (noise + 0.5)
+    np.testing.assert_allclose(found.sqnr, 10 * math.log10(24.5 / (24 * 10**-5.5 + made)))
     found = CrossValidated((known,), 24, {"p": Logits(50.0, 10.0)}).expected(compared, 24)
     assert found is not None
     np.testing.assert_allclose(found.sqnr, 50 - 10 / 1.5)  # half of the samples are 12, of 24
+    found = CrossValidated((known,), 24, {"p": Logits(30.0, 0.0, 0.5, 1e3)}).expected(compared, 24)
+    assert found is not None  # scores of thousands that are off by 60: the case in between has the other class
+    np.testing.assert_allclose(found.sqnr, 10 * math.log10(24.5 / 0.5), atol=0.01)
     exact = Comparison((output("p", math.inf),), 24)
     found = CrossValidated((known,), 24, {"p": Logits(math.inf, 0.0, 0.5, 0.0)}).expected(exact, 24)
     assert found is not None
