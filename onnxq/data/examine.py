@@ -255,8 +255,9 @@ def _of_pictures(given: Samples, count: int, *, known: bool) -> Iterator[Warning
     """Say what was assumed about pictures and sound, and what was enlarged; `known`: their values are wrong."""
     large = [scale for scale in given.enlarged.values() if scale >= ENLARGED]
     if large and len(large) >= MANY_EQUAL * count:
-        size = f"up to {max(large):.2g} times their size"
-        message = f"{len(large)} of {counted(count, 'picture')} had to be enlarged for the model, {size}"
+        enlarged = min(len(large), count)  # one more may have been read
+        size = f"up to {max(large):.2g} times {'its' if count == 1 else 'their'} size"
+        message = f"{enlarged} of {counted(count, 'picture')} had to be enlarged for the model, {size}"
         yield WarningLine("enlarged-pictures", message, "Give pictures as large as those in use.")
     for one in given.preparations:
         if one.assumed and not known:

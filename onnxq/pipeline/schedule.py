@@ -63,7 +63,7 @@ RESCALED, SEARCHED, IN_PART = 2.0, 1.2, 0.7
 CORRECTED = 0.15  # times of a trial's where biases alone change
 ANOTHER = 0.8  # of what one processor does, each more adds where copies of the process share the work
 AT_ONCE = 1.25  # times of what a process takes alone, where another one works as well
-ALONE = ("biases", "compare", "latency", "greedy", "details")  # what one process does by itself
+ALONE = ("compare", "latency", "greedy", "details")  # what one process does by itself
 # Trials for a goal that is missed, and for all of them along minimum cuts. In dB: how far the first result is above the
 # trials before, whose codes are chosen quickly
 GOAL_TRIALS, CUT_TRIALS, ABOVE_TRIALS = 3, 8, 2.0

@@ -111,6 +111,8 @@ def export(
                 if file.bits is None:  # then no file of the convention can be made
                     raise
                 skipped.append((name, error.message.partition(": ")[2] or error.message))
+            except OutputError as error:  # the hidden folder is not known outside
+                raise OutputError(error.message.replace(str(path), str(target / name)), error.hint) from error
         card = model_card(chosen.ecosystem, done, skipped, chosen.left_out.format(model=source.stem))
         (hidden / CARD).write_text(card, "utf-8")
         if chosen.settings:

@@ -49,6 +49,11 @@ ORT_PHRASES = (
         r"^Unsupported model IR version: (\d+), max supported IR version: (\d+)$",
         r"it has IR version \1, and this onnxruntime reads those up to \2",
     ),
+    (
+        r"(?:^|(?<=: ))(?:(?!: ).)+ was false\. The input tensor cannot be reshaped to the requested shape\. "
+        r"Input shape:\{([^}]*)\}, requested shape:\{([^}]*)\}",
+        r"its input [\1] cannot have the shape [\2]",
+    ),
     (r"^Failed to load library (\S+) with error: (?:\1: )?", ""),
     (r"No Op registered for (\S+) with domain_version of (\d+)$", r"opset \2 has no such operator"),
     (r"Op registered for (\S+) is deprecated in domain_version of (\d+)$", r"opset \2 no longer has this operator"),

@@ -38,6 +38,7 @@ def test_commas_part_settings_and_numbers() -> None:
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
+        ("imagenet", "has 'imagenet', which is not KEY=VALUE", "normalize=imagenet"),
         ("224", "has '224', which is not KEY=VALUE", "size=224"),
         ("sise=224", "unknown key 'sise'", "Did you mean 'size'?"),
         ("size=0", "size cannot be '0'", "HEIGHTxWIDTH"),

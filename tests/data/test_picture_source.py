@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from helpers import peak_memory
 from onnx import TensorProto
 from picture_support import classifier, photos, picture, save_picture
 
+from onnxq.data.examine import _of_pictures
 from onnxq.data.reading import ModelFacts, Reading
 from onnxq.data.samples import Samples, open_samples
 from onnxq.data.validation import InputSpec
@@ -245,6 +248,15 @@ def test_pictures_that_were_enlarged_are_counted(tmp_path: Path) -> None:
     assert not samples.enlarged
     assert len(list(samples)) == 6
     assert samples.enlarged == {tmp_path / f"{index}.png": 4.0 for index in range(3)}
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"), [(1, "1 of 1 picture had to be enlarged for the model, up to 4 times its size"), (3, "3 of 3 p")]
+)
+def test_no_more_pictures_were_enlarged_than_there_are(limit: int, said: str) -> None:
+    read: Any = SimpleNamespace(enlarged=dict.fromkeys("abcdef", 4.0), preparations=())  # another pass has read more
+    found = next(_of_pictures(read, limit, known=False))
+    assert found.message.startswith(said)
 
 
 def test_a_single_folder_is_a_class_by_its_number_alone(tmp_path: Path) -> None:

@@ -31,6 +31,16 @@ def codes(samples: Samples) -> list[str]:
     return [warning.code for warning in samples.warnings]
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("[]", "it has no key 'model'"), ("{", "it is no JSON"), ('{"a": 1}', "it has no key 'model'")],
+)
+def test_a_file_that_is_no_tokenizer_is_told_plainly(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "t.json").write_text(content)
+    with pytest.raises(DataError, match=f"t.json is no tokenizer: {said}"):
+        opened(tmp_path, "s.txt", "the cat sees\n", Reading(tokenizer=str(tmp_path / "t.json")))
+
+
 def test_the_tokenizer_of_another_model_is_named(tmp_path: Path) -> None:
     path = save_tokenizer(tmp_path)
     path.write_text(path.read_text().replace('"cat":6', '"cat":700').replace('"cat": 6', '"cat": 700'))

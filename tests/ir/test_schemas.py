@@ -145,6 +145,12 @@ PREFIX = "[ONNXRuntimeError] : 1 : FAIL : "
             "Unsupported model IR version: 99, max supported IR version: 14",
             "it has IR version 99, and this onnxruntime reads those up to 14",
         ),
+        (
+            "Non-zero status code returned while running Reshape node. Name:'r' Status Message: size != 0 && "
+            "(input_shape_size % size) == 0 was false. The input tensor cannot be reshaped to the requested shape. "
+            "Input shape:{1,5,4}, requested shape:{-1,11,2}",
+            "Reshape node 'r': its input [1,5,4] cannot have the shape [-1,11,2]",
+        ),
         ("Failed to load library /a/b.npz with error: /a/b.npz: invalid ELF header", "invalid ELF header"),
         ("Node (ad) Op (Add) [ShapeInferenceError] Incompatible dimensions", "Add node 'ad': Incompatible dimensions"),
         (

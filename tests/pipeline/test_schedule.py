@@ -76,6 +76,8 @@ def test_copies_of_the_process_share_the_work(monkeypatch: pytest.MonkeyPatch) -
     shared = expected()
     for step in ("rescale", "calibrate", "round"):
         assert seconds(shared, step) == pytest.approx(seconds(alone, step) / 1.8)
+    biases = [[one.seconds for one in found if one.kind == "biases"] for found in (alone, shared)]
+    assert biases[1] == pytest.approx([one / 1.8 for one in biases[0]])  # a copy runs the float model ahead
     trial, together = seconds(alone, "trial"), seconds(shared, "trial")
     assert 0.49 * trial < together < trial  # ranges are tried beside codes, each by one process
     assert [one for one in shared if one.kind == "latency"] == [one for one in alone if one.kind == "latency"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -123,6 +124,16 @@ def test_nothing_is_left_behind_where_it_fails(here: Path) -> None:
         export("r.onnx", "hub", "out")
     assert files(here) == before
     assert not (here / "out").exists()
+
+
+def test_a_full_disk_is_told_by_the_name_of_the_file_to_come(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(files: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(storage, "write_together", full)
+    with pytest.raises(OutputError) as caught:
+        export("m.onnx", "hub", "out")
+    assert caught.value.message == "out/onnx/model.onnx cannot be written (No space left on device)"
 
 
 def test_files_that_exist_are_not_replaced_unasked(here: Path) -> None:

@@ -80,8 +80,9 @@ def _pairs(texts: Iterable[str]) -> list[tuple[str, str]]:
             if equals:
                 found.append((key.strip(), value.strip()))
             elif first or not found:
+                meant = f"normalize={piece}" if piece in NORMALIZATIONS else "size=224"
                 raise DataError(
-                    f"--preprocess has '{piece}', which is not KEY=VALUE", "Write for example --preprocess size=224."
+                    f"--preprocess has '{piece}', which is not KEY=VALUE", f"Write for example --preprocess {meant}."
                 )
             else:
                 found[-1] = (found[-1][0], f"{found[-1][1]},{piece.strip()}")

@@ -131,7 +131,7 @@ def find_tokenizer(facts: ModelFacts, reading: Reading, label: str) -> TextToken
     try:
         encoder = library.Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing more specific
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = _lacks(text) or (str(error).splitlines()[0] if str(error) else type(error).__name__)
         hint = f"Give a {NAME} of Hugging Face; other files of tokenizers are not read."
         raise DataError(f"{path} is no tokenizer: {reason}", hint) from error
     own = encoder.padding or {}
@@ -144,6 +144,15 @@ def find_tokenizer(facts: ModelFacts, reading: Reading, label: str) -> TextToken
     side = str(config.get("padding_side") or own.get("direction") or "right").lower()
     padding = Padding(_pad_id(encoder, own, [config, special, model]), int(own.get("pad_type_id") or 0), side == "left")
     return TextTokenizer(path, encoder, padding, min(known, default=None))
+
+
+def _lacks(text: str) -> str:
+    """Say what a file lacks that every tokenizer has; empty where the library has to say what is wrong."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return "it is no JSON"
+    return "" if isinstance(found, dict) and "model" in found else "it has no key 'model'"
 
 
 def _read(path: Path) -> str:
