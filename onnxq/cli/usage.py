@@ -95,7 +95,8 @@ def usage_error(error: Any, arguments: Sequence[str]) -> tuple[str, str]:
         odd = next((word for word in (*extra, *arguments) if _meant_long(word, command)), None)
         if odd is not None:
             return f"'{odd}' is no option", f"Write {_meant_long(odd, command)}. {see}"
-        hint = _pair(extra, context, command) or _many(extra, command)
+        repeated = any(word == "--data" or word.startswith(("-d", "--data=")) for word in arguments)
+        hint = ("" if repeated else _pair(extra, context, command)) or _many(extra, command)
         return f"there is no place for {_short(extra)}", f"{hint} {see}".lstrip()
     if message.startswith("invalid value for"):
         denied = message.endswith(("is not readable", "is not writable"))
