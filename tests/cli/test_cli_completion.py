@@ -70,13 +70,19 @@ def test_every_shell_has_a_script(cli, monkeypatch: pytest.MonkeyPatch, shell: s
     assert completion.VARIABLE in result.out
 
 
-@pytest.mark.skipif(BASH is None, reason="needs bash")
-def test_bash_completes_with_the_script(tmp_path: Path) -> None:
-    assert BASH is not None
+@pytest.fixture
+def search_path(tmp_path: Path) -> str:
+    """A PATH with a program `onnxq` that runs this one."""
     program = tmp_path / "onnxq"
     program.write_text(f'#!/bin/sh\nexec {shlex.join(ONNXQ)} "$@"\n')
     program.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SHELL": "/bin/bash"}
+    return f"{tmp_path}:{os.environ['PATH']}"
+
+
+@pytest.mark.skipif(BASH is None, reason="needs bash")
+def test_bash_completes_with_the_script(search_path: str) -> None:
+    assert BASH is not None
+    environment = {**os.environ, "PATH": search_path, "SHELL": "/bin/bash"}
     script = 'eval "$(onnxq --show-completion)"; COMP_WORDS=(onnxq quantize m.onnx --target tens); COMP_CWORD=4; '
     script += '_onnxq_completion onnxq; echo "${COMPREPLY[@]}"; complete -p onnxq'
     done = subprocess.run([BASH, "-c", script], capture_output=True, text=True, env=environment, check=True)
@@ -84,13 +90,10 @@ def test_bash_completes_with_the_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(ZSH is None, reason="needs zsh")
-def test_zsh_completes_with_the_script(tmp_path: Path) -> None:
+def test_zsh_completes_with_the_script(search_path: str) -> None:
     """The function of the script runs with the words of a line; zsh's own functions for it print what they get."""
     assert ZSH is not None
-    program = tmp_path / "onnxq"
-    program.write_text(f'#!/bin/sh\nexec {shlex.join(ONNXQ)} "$@"\n')
-    program.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SHELL": "/bin/zsh"}
+    environment = {**os.environ, "PATH": search_path, "SHELL": "/bin/zsh"}
     script = 'compdef() { echo "$@" }; _arguments() { echo "$@" }; _files() { echo files }; '
     script += 'eval "$(onnxq --show-completion)"; words=(onnxq quantize m.onnx --target tens); CURRENT=5; '
     script += "_onnxq_completion"
@@ -148,12 +151,9 @@ def test_a_shell_may_be_named(cli) -> None:
 
 
 @pytest.mark.skipif(FISH is None, reason="needs fish")
-def test_fish_completes_with_the_script(tmp_path: Path) -> None:
+def test_fish_completes_with_the_script(tmp_path: Path, search_path: str) -> None:
     assert FISH is not None
-    program = tmp_path / "onnxq"
-    program.write_text(f'#!/bin/sh\nexec {shlex.join(ONNXQ)} "$@"\n')
-    program.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    environment = {**os.environ, "PATH": search_path, "HOME": str(tmp_path)}
     script = "onnxq --show-completion fish | source; complete -C 'onnxq quantize m.onnx --target tens'"
     done = subprocess.run([FISH, "-c", script], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout.split() == ["tensorrt"]
