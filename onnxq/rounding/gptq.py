@@ -167,20 +167,20 @@ class WeightSolver:
         matrices = [damped(fitted.matrix, damping) for damping in dampings]
         feedback = Feedback(np.concatenate(matrices))
         parts = feedback.split(len(dampings))
-        tried = [storable(np.maximum(self._predicted(fitted, part.weights), self.floor)) for part in parts]
+        tried = [self._allowed(self._predicted(fitted, part.weights)) for part in parts]
         laid = zip(*(self._laid(fitted, scales) for scales in tried), strict=True)
         weight, steps, low, high = (np.concatenate(arrays) for arrays in laid)
         codes = np.split(feedback.round(weight, steps, _bounds(weight, low, high)), len(dampings))
         for damping, H, part, scales, chosen in zip(dampings, matrices, parts, tried, codes, strict=True):
-            found = self._errors(held_out, fitted.join(chosen.transpose(0, 2, 1)), scales)
+            found = self._errors(held_out, self._as_rows(fitted, chosen), scales)
             yield DampedHessian(damping, Gram(H, fitted.mean, fitted.rows), part), found
 
     def trial(self, fitted: DampedHessian, held_out: Gram) -> np.ndarray:
         """Return the held-out error of each channel under codes from the other half."""
-        scales = storable(np.maximum(self._predicted(fitted.gram, fitted.feedback.weights), self.floor))
+        scales = self._allowed(self._predicted(fitted.gram, fitted.feedback.weights))
         weight, steps, low, high = self._laid(fitted.gram, scales)
         codes = _fed_back(fitted.feedback, weight, steps, _bounds(weight, low, high))
-        return self._errors(held_out, fitted.gram.join(codes.transpose(0, 2, 1)), scales)
+        return self._errors(held_out, self._as_rows(fitted.gram, codes), scales)
 
     def kept(self, found: np.ndarray, plain: np.ndarray) -> float:
         """Return what a channel keeps of its held-out error on average: the choice must not hang on how large it is."""
@@ -224,7 +224,7 @@ class WeightSolver:
         """Choose codes from several starting scales, then refit the scales of the best and go down once more."""
         judged, feedback = trusted.gram, trusted.feedback
         predicted = self._predicted(judged, feedback.weights)
-        tried = [storable(np.maximum(predicted * factor, self.floor)) for factor in starts]
+        tried = [self._allowed(predicted * factor) for factor in starts]
         best: _Found | None = None
         for found in self._from_scales(judged, feedback, tried, sweeps):
             best = found if best is None else self._kept_better(found, best)
@@ -239,6 +239,10 @@ class WeightSolver:
         codes, scales = self._keep(which, (one.codes, one.scales), (other.codes, other.scales))
         slope = np.where(which[:, None], one.slope, other.slope)
         return _Found(codes, scales, slope, np.where(which, one.errors, other.errors))
+
+    def _allowed(self, scales: np.ndarray) -> np.ndarray:
+        """Return the nearest scales that float32 holds and that are not below the floor."""
+        return storable(np.maximum(scales, self.floor))
 
     def _predicted(self, judged: Gram, weights: np.ndarray) -> np.ndarray:
         """Return the scales of least error to be expected, by what a squared error in each column costs."""
@@ -277,7 +281,7 @@ class WeightSolver:
         return self._found(judged, scales, *_descended(judged, weight, steps, bounds, sweeps, codes, slope))
 
     def _found(self, judged: Gram, scales: np.ndarray, codes: np.ndarray, slope: np.ndarray) -> _Found:
-        codes, slope = (judged.join(a.transpose(0, 2, 1)) for a in (codes, slope))
+        codes, slope = (self._as_rows(judged, a) for a in (codes, slope))
         change = codes * self.layout.expand(scales) - self.rows
         return _Found(codes, scales, slope, np.einsum("mn,mn->m", change, slope))
 
@@ -295,6 +299,11 @@ class WeightSolver:
     def _columns(gram: Gram, rows: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(gram.split(rows).transpose(0, 2, 1))
 
+    @staticmethod
+    def _as_rows(gram: Gram, columns: np.ndarray) -> np.ndarray:
+        """Undo `_columns`."""
+        return gram.join(columns.transpose(0, 2, 1))
+
     def _refit(self, judged: Gram, codes: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the scale of least error for codes as they are, and `z H` of each channel.
 
@@ -308,7 +317,7 @@ class WeightSolver:
             above, below = above.sum(keepdims=True), below.sum(keepdims=True)
         sound = (above > 0) & (below > 0)
         found = np.where(sound, above / np.where(sound, below, 1.0), scales)
-        return storable(np.maximum(found, self.floor)), judged.join(product)
+        return self._allowed(found), judged.join(product)
 
 
 @dataclass(frozen=True)

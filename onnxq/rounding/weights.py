@@ -347,8 +347,9 @@ class Weights:
     def _with_own_limits(self, key: WeightKey, chosen: WeightKey, floor: np.ndarray | None) -> RoundingJob:
         """Return the job of a weight whose codes were chosen for another coding, with its own limits."""
         tensor, coding = key
-        job = replace(self._jobs[chosen], minimum_scale=floor, bits=coding.bits)
-        job = replace(job, quick=job.quick or self._borrowed is not None)
+        known = self._jobs[chosen]
+        quick = known.quick or self._borrowed is not None
+        job = replace(known, minimum_scale=floor, bits=coding.bits, quick=quick)
         if chosen[1].summed == coding.summed:
             return job
         return replace(job, pairs=_pairs(tensor, coding, self._largest(key, job.moments)))
