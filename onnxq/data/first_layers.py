@@ -64,7 +64,7 @@ def first_layers(model: Model, name: str, most: int = MOST_LAYERS) -> FirstLayer
     found = FirstLayers()
     read: dict[Value, frozenset[str]] = {v: frozenset([v.name]) for v in model.graph.inputs if v.tensor is None}
     for node in model.graph.nodes:
-        inputs = [value for value in node.inputs if value is not None] if node.op_type not in SHAPES else []
+        inputs = node.reads if node.op_type not in SHAPES else []
         names = frozenset[str]().union(*(read.get(value, frozenset()) for value in inputs))
         read.update(dict.fromkeys((value for value in node.outputs if value is not None), names))
         if name not in names or node.is_body_holder or node.domain:
@@ -100,7 +100,7 @@ def upper_bound(node: Node) -> float | None:
         return 1.0
     if node.op_type != "Clip":
         return None
-    stored = node.inputs[2].constant if len(node.inputs) > 2 and node.inputs[2] is not None else None
+    stored = node.constant(2)
     bound = node.attribute("max") if stored is None else float(stored.numpy().reshape(()))
     return float(bound) if bound is not None and bound < MOST_BOUND else None
 
@@ -117,8 +117,7 @@ def saturated_share(taps: LayerInputs, samples: Sequence[Sample], node: Node) ->
 
 
 def _has_constants(node: Node, *slots: int) -> bool:
-    values = [node.inputs[slot] if slot < len(node.inputs) else None for slot in slots]
-    return all(value is not None and value.constant is not None for value in values)
+    return all(node.constant(slot) is not None for slot in slots)
 
 
 class LayerInputs:
@@ -325,8 +324,7 @@ def _folded(node: Node) -> FoldedLayer | None:
 
 
 def _constant(node: Node, slot: int) -> np.ndarray | None:
-    value = node.inputs[slot] if slot < len(node.inputs) else None
-    tensor = value.constant if value is not None else None
+    tensor = node.constant(slot)
     return tensor.numpy().astype(np.float64) if tensor is not None else None
 
 

@@ -33,7 +33,7 @@ class Fallback:
     def __init__(self, node: Node, model: Model, captured: Sequence[Value]) -> None:
         self._node = node
         self._opsets = dict(model.opsets)
-        self._reads = list(dict.fromkeys([v for v in node.inputs if v is not None] + list(captured)))
+        self._reads = list(dict.fromkeys(node.reads + list(captured)))
         self._prepared: dict[tuple[object, ...], Any] = {}
 
     def run(self, values: Mapping[Value, Any]) -> tuple[Any, ...]:

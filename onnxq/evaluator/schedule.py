@@ -161,7 +161,7 @@ def _keywords(kernel: Kernel) -> tuple[frozenset[str], bool]:
 
 def _reads(node: Node) -> Iterator[Value]:
     """Visit the inputs of a node and what its bodies read from outside."""
-    yield from (value for value in node.inputs if value is not None)
+    yield from node.reads
     for graphs in node.bodies.values():
         for body in graphs:
             yield from _captured(body)

@@ -51,7 +51,7 @@ def matmulnbits(model: Model) -> Iterator[Occurrence]:
     for node in model.graph.walk():
         if node.op_type != "MatMulNBits" or node.domain != MICROSOFT:
             continue
-        zero = _input(node, 3)
+        zero = node.input(3)
         points = None if zero is None else _dtype(zero)
         yield (
             node,
@@ -60,7 +60,7 @@ def matmulnbits(model: Model) -> Iterator[Occurrence]:
                 "block_size": node.attribute("block_size", 0),
                 "level": node.attribute("accuracy_level", 0),
                 "zero_points": "none" if zero is None else "uint8" if points == TensorProto.UINT8 else "float",
-                "g_idx": _input(node, 4) is not None,
+                "g_idx": node.input(4) is not None,
                 "parameters": _known_when(node),
             },
         )
@@ -68,9 +68,9 @@ def matmulnbits(model: Model) -> Iterator[Occurrence]:
 
 def _known_when(node: Node) -> str:
     """Return when onnxruntime knows the scales and zero points of a MatMulNBits."""
-    if _fixed(_input(node, 1)) != "stored":
+    if _fixed(node.input(1)) != "stored":
         return "stored"
-    found = {_fixed(_input(node, slot)) for slot in (2, 3)}
+    found = {_fixed(node.input(slot)) for slot in (2, 3)}
     return next(kind for kind in ("computed", "folded", "stored") if kind in found)
 
 
@@ -91,7 +91,7 @@ def block_lookup(model: Model) -> Iterator[Occurrence]:
     """Yield the GatherBlockQuantized nodes: `bits`, and `codes`, the type of their table."""
     for node in model.graph.walk():
         if node.op_type == "GatherBlockQuantized" and node.domain == MICROSOFT:
-            table = _input(node, 0)
+            table = node.input(0)
             unsigned = table is not None and _dtype(table) == TensorProto.UINT8
             yield node, {"bits": node.attribute("bits", 4), "codes": "uint8" if unsigned else "other"}
 
@@ -116,13 +116,13 @@ def weight_only_product(model: Model) -> Iterator[Occurrence]:
     """
     for node in model.graph.walk():
         found = _dequantized_weight(node)
-        if found is None or not is_plain(node) or _is_dequantized(_input(node, 0)):
+        if found is None or not is_plain(node) or _is_dequantized(node.input(0)):
             continue
         maker, codes, transposed = found
         block = maker.attribute("block_size", 0)
         if not _along_columns(maker, block, 0 if transposed else 1) or (transposed and block):
             continue
-        weight = _input(node, 1)
+        weight = node.input(1)
         assert weight is not None
         yield (
             node,
@@ -147,7 +147,7 @@ def transposed_weight(model: Model) -> Iterator[Occurrence]:
         if found is None or not found[2] or found[0].attribute("block_size", 0):
             continue
         maker, codes, _ = found
-        scale = _input(maker, 1)
+        scale = maker.input(1)
         scales = "tensor" if scale is not None and _rank(scale) == 0 else "channel"
         yield node, {"operator": node.op_type, "bare": _is_bare(maker, codes), "scales": scales}
 
@@ -199,7 +199,7 @@ def is_plain(node: Node) -> bool:
     """Whether a MatMul or Gemm does no more than a MatMul with a bias of one axis behind it."""
     if node.op_type == "MatMul":
         return True
-    bias = _input(node, 2)
+    bias = node.input(2)
     one_axis = bias is None or bias.shape is None or len(bias.shape) == 1
     if bias is not None and bias.tensor is not None:
         one_axis = len(bias.tensor.shape) == 1 and bias.tensor.size > 1
@@ -215,26 +215,26 @@ def _dequantized_weight(node: Node) -> tuple[Node, Tensor, bool] | None:
     """Return the DequantizeLinear of a product's weight, its codes, a matrix, and whether a Transpose is in between."""
     if node.domain or node.op_type not in ("MatMul", "Gemm"):
         return None
-    weight = _input(node, 1)
+    weight = node.input(1)
     maker = None if weight is None else weight.producer
     transposed = maker is not None and maker.op_type == "Transpose" and list(maker.attribute("perm", [1, 0])) == [1, 0]
     if transposed and maker is not None:
-        behind = _input(maker, 0)
+        behind = maker.input(0)
         maker = None if behind is None else behind.producer
     if maker is None or maker.op_type != "DequantizeLinear":
         return None
-    codes = _constant(_input(maker, 0))
+    codes = _constant(maker.input(0))
     return None if codes is None or len(codes.shape) != 2 else (maker, codes, transposed)
 
 
 def _is_bare(maker: Node, codes: Tensor) -> bool:
     """Whether a DequantizeLinear has signed codes and no zero points."""
-    return codes.dtype in (TensorProto.INT8, TensorProto.INT4) and _input(maker, 2) is None
+    return codes.dtype in (TensorProto.INT8, TensorProto.INT4) and maker.input(2) is None
 
 
 def _along_columns(maker: Node, block: int, axis_of_columns: int) -> bool:
     """Whether a DequantizeLinear of a matrix has scales that MatMulNBits can have."""
-    scale, axis = _input(maker, 1), maker.attribute("axis", 1)
+    scale, axis = maker.input(1), maker.attribute("axis", 1)
     rank = None if scale is None else _rank(scale)
     if block:
         return bool(axis == 0 and block >= 16 and block & (block - 1) == 0)
@@ -247,12 +247,12 @@ def _on_codes(node: Node) -> tuple[str | None, Tensor, bool] | None:
     if slots is None or node.domain not in ("", MICROSOFT):
         return None
     data, weight, zero = slots
-    constant = _constant(_input(node, weight))
+    constant = _constant(node.input(weight))
     if constant is None:
         return None
     if zero < 0:
         return "uint8", constant, False
-    point, read = _input(node, zero), _input(node, data)
+    point, read = node.input(zero), node.input(data)
     known = _code_type(read) if point is None else _dtype(point)
     return (None if known is None else NAMES.get(known)), constant, False
 
@@ -261,11 +261,11 @@ def _between_pairs(node: Node) -> tuple[str | None, Tensor, bool] | None:
     """Return the same of a float operator whose data and weight are dequantized; onnxruntime makes int8 data uint8."""
     if node.domain or node.op_type not in PAIRED:
         return None
-    weight = _input(node, 1)
-    if not _is_dequantized(_input(node, 0)) or weight is None or not _is_dequantized(weight):
+    weight = node.input(1)
+    if not _is_dequantized(node.input(0)) or weight is None or not _is_dequantized(weight):
         return None
     assert weight.producer is not None
-    codes = _constant(_input(weight.producer, 0))
+    codes = _constant(weight.producer.input(0))
     return None if codes is None or weight.producer.attribute("block_size", 0) else ("uint8", codes, True)
 
 
@@ -302,10 +302,6 @@ def _is_symmetric(node: Node, weight: Tensor) -> bool:
     return weight.shape[0] % 4 == 0 and weight.shape[1] % 4 == 0
 
 
-def _input(node: Node, slot: int) -> Value | None:
-    return node.inputs[slot] if 0 <= slot < len(node.inputs) else None
-
-
 def _constant(value: Value | None) -> Tensor | None:
     """Return a constant, an initializer or what a Constant node holds."""
     if value is None:
@@ -335,7 +331,7 @@ def _code_type(value: Value | None) -> int | None:
     if value is None or value.producer is None:
         return None if value is None else value.dtype
     maker = value.producer
-    if maker.op_type == "QuantizeLinear" and (zero := _input(maker, 2)) is not None:
+    if maker.op_type == "QuantizeLinear" and (zero := maker.input(2)) is not None:
         return _dtype(zero)
     if maker.op_type in ("QuantizeLinear", "DynamicQuantizeLinear"):
         return int(maker.attribute("output_dtype", 0)) or int(TensorProto.UINT8)

@@ -21,7 +21,7 @@ def planned_hazards(node: Node, scheme: Scheme | None) -> tuple[Hazard, ...]:
     """
     if scheme is None or not scheme.name.startswith("weight-") or node.domain or node.op_type not in ("MatMul", "Gemm"):
         return ()
-    weight = node.inputs[1] if len(node.inputs) > 1 else None
+    weight = node.input(1)
     if weight is None or weight.constant is None or len(weight.constant.shape) != 2:
         return ()
     bits, block = scheme.weight_bits, scheme.block_size

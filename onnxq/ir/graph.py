@@ -140,6 +140,25 @@ class Node:
         return f"{self.domain}.{self.op_type}" if self.domain else self.op_type
 
     @property
+    def reads(self) -> list[Value]:
+        """The inputs, without those that are left out."""
+        return [value for value in self.inputs if value is not None]
+
+    @property
+    def constants(self) -> list[Tensor]:
+        """The inputs that are constants, in order."""
+        return [value.constant for value in self.reads if value.constant is not None]
+
+    def input(self, slot: int) -> Value | None:
+        """Return the input of a slot, or None where it is left out."""
+        return self.inputs[slot] if slot < len(self.inputs) else None
+
+    def constant(self, slot: int) -> Tensor | None:
+        """Return the constant at a slot, or None where the input is left out or computed."""
+        value = self.input(slot)
+        return None if value is None else value.constant
+
+    @property
     def is_body_holder(self) -> bool:
         """Whether the node has graphs of its own."""
         return bool(self.bodies)

@@ -172,7 +172,7 @@ def is_nonnegative(value: Value, depth: int = DEPTH) -> bool:
     if node.op_type in BOUNDS:
         return BOUNDS[node.op_type][0] >= 0
     if node.op_type == "Clip":
-        bound = node.inputs[1].constant if len(node.inputs) > 1 and node.inputs[1] is not None else None
+        bound = node.constant(1)
         low = node.attribute("min") if bound is None else float(bound.numpy())
         return low is not None and low >= 0
     passes_on = has(node, Trait.MOVES) or has(node, Trait.POOLS) or node.op_type in ("Concat", "Dropout")

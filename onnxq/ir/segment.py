@@ -204,7 +204,7 @@ def cut_changed(model: Model, before: Model, known: Collection[str], wanted: Col
             if value.producer.bodies:
                 return None
             needed[value.producer] = None
-            waiting += [read for read in value.producer.inputs if read is not None]
+            waiting += value.producer.reads
     nodes = [node for node in model.graph.nodes if node in needed]
     return Segment(nodes, list(constants), list(inputs), outputs)
 

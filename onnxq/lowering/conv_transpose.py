@@ -79,7 +79,7 @@ def as_conv(node: Node) -> Patch:
     phases = axes[0].stride * axes[1].stride
     array = ArrayTensor(_weights(weight.constant.numpy(), axes))
     inputs = [node.inputs[0], patch.constant(array, f"{weight.name}_phases")]
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    bias = node.input(2)
     if bias is not None and bias.constant is not None:
         inputs.append(patch.constant(np.repeat(bias.constant.numpy(), phases), f"{bias.name}_phases"))
     last, made = _clamp(node), node.outputs[0]
@@ -106,7 +106,7 @@ def _axes(node: Node) -> tuple[AxisConv, AxisConv] | None:
     weight = node.inputs[1].constant if node.op_type == "ConvTranspose" and node.inputs[1] is not None else None
     if node.domain or weight is None or weight.dtype != TensorProto.FLOAT or len(weight.shape) != 4:
         return None
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    bias = node.input(2)
     if node.attribute("group", 1) != 1 or (bias is not None and bias.constant is None) or node.outputs[0] is None:
         return None
     if auto_pad_of(node) != NOT_SET or node.attribute("output_shape") is not None:

@@ -42,7 +42,7 @@ def as_product(node: Node) -> Patch:
     named_after(patch, last)
     value = patch.op("MatMul", places, patch.constant(matrix, f"{weight.name}_matrix"), hint=made.name)
     named_after(patch, node)
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    bias = node.input(2)
     if bias is not None:
         value = patch.op("Add", value, bias, hint=made.name)
     patch.replace(made, value)
@@ -50,13 +50,13 @@ def as_product(node: Node) -> Patch:
 
 
 def _is_pointwise(node: Node) -> bool:
-    if node.op_type != "Conv" or node.domain or node.inputs[1] is None or node.inputs[1].constant is None:
+    weight = node.constant(1)
+    if node.op_type != "Conv" or node.domain or weight is None:
         return False
-    weight, bias = node.inputs[1].constant, node.inputs[2] if len(node.inputs) > 2 else None
     axes = len(weight.shape) - 2
     single = weight.dtype == TensorProto.FLOAT and set(weight.shape[2:]) == {1} and node.attribute("group", 1) == 1
     still = set(node.attribute("strides", [1] * axes)) == {1} and set(pads_of(node, axes)) == {0}
-    return single and still and (bias is None or bias.constant is not None)
+    return single and still and (node.input(2) is None or node.constant(2) is not None)
 
 
 def _channels_last(node: Node) -> Node | None:

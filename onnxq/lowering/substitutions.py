@@ -58,7 +58,7 @@ class Substitution:
         """Say which of those that are written so work in 8 bit now, and give what is wanted in 8 bit."""
         integer = [decision.node for decision in plan.decisions if decision.scheme == "static-int8"]
         keys = {node_key(node) for node in integer}
-        reads = {value.name for node in integer for value in node.inputs if value is not None}
+        reads = {value.name for node in integer for value in node.reads}
         return {
             key
             for key, one in layers.items()

@@ -32,8 +32,8 @@ def bias_before_gelu(model: Model) -> Iterator[Patch]:
 
 def _adds_bias(add: Node) -> bool:
     """Whether an Add has a row of constants, and what scales rows behind a product."""
-    rows = [value.producer for value in add.inputs if value is not None and value.constant is None]
-    biases = [value.constant for value in add.inputs if value is not None and value.constant is not None]
+    rows = [value.producer for value in add.reads if value.constant is None]
+    biases = add.constants
     return len(rows) == len(biases) == 1 and len(biases[0].shape) == 1 and _scales_rows(rows[0])
 
 

@@ -120,7 +120,7 @@ def _alone(node: Node, shapes: Shapes) -> _Region | None:
     """Describe what a node works on if it treats all rows alike; None where it does not, or its sizes are open."""
     elementwise = node.op_type in ELEMENTWISE and not {"axis", "broadcast"} & set(node.spans)
     supported = elementwise or (node.op_type in PARTS and _along_last(node, shapes))
-    data = [value for value in node.inputs if value is not None]
+    data = node.reads
     data = data[:1] if node.op_type in ("Slice", "Split") else [value for value in data if value.constant is None]
     if node.domain or not supported or not data or None in node.outputs:
         return None
@@ -158,7 +158,7 @@ def _constants(node: Node) -> list[Value]:
     """Return the constants that a node computes with."""
     if node.op_type in ("Slice", "Split"):
         return []
-    return [value for value in node.inputs if value is not None and value.constant is not None]
+    return [value for value in node.reads if value.constant is not None]
 
 
 def _placed(value: Value, lead: Shape) -> np.ndarray | None:

@@ -117,8 +117,8 @@ def multiple_of(number: int, count: int) -> int:
 
 
 def _constant(node: Node, slot: int) -> np.ndarray | None:
-    value = node.inputs[slot] if slot < len(node.inputs) else None
-    return value.constant.numpy() if value is not None and value.constant is not None else None
+    tensor = node.constant(slot)
+    return tensor.numpy() if tensor is not None else None
 
 
 def absorbed(codes: Value, by_read: Mapping[Value, list[IntegerConv]], others: Collection[Node] = ()) -> bool:

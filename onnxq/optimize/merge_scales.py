@@ -50,7 +50,7 @@ def _products(graph: Graph) -> list[Scales]:
         if node.op_type != "Mul" or node.domain or not _scales_a_product(node):
             continue
         numbers = [number for value in node.inputs if (number := _number(value)) is not None]
-        kept = [value for value in node.inputs if value is not None and value.constant is not None]
+        kept = [value for value in node.reads if value.constant is not None]
         constant = kept[0].constant if kept else None
         if len(numbers) != 1 or len(kept) != 1 or constant is None or constant.dtype != TensorProto.FLOAT:
             continue
@@ -83,7 +83,7 @@ def _scales_a_product(node: Node) -> bool:
     if use is None:
         return False
     after = use.node
-    cast = next((v.producer for v in after.inputs if v is not None and v is not result), None)
+    cast = next((v.producer for v in after.reads if v is not result), None)
     total = cast.inputs[0] if cast is not None and cast.op_type == "Cast" else None
     return (
         after.op_type == "Mul"

@@ -44,14 +44,14 @@ def doublings(node: Node) -> int:
 
 def _factors(node: Node) -> list[float]:
     """Return by how much each side grows; nothing where that is not constant."""
-    scales, sizes = (node.inputs[slot] if slot < len(node.inputs) else None for slot in (2, 3))
-    if scales is not None and scales.constant is not None and scales.constant.size:
-        return [float(scale) for scale in scales.constant.numpy()]
+    scales, sizes = node.constant(2), node.constant(3)
+    if scales is not None and scales.size:
+        return [float(scale) for scale in scales.numpy()]
     before = node.inputs[0].shape if node.inputs[0] is not None else None
-    if sizes is None or sizes.constant is None or before is None or node.attribute("keep_aspect_ratio_policy"):
+    if sizes is None or before is None or node.attribute("keep_aspect_ratio_policy"):
         return []
     known = [side if isinstance(side, int) and side > 0 else math.nan for side in before]
-    return [int(size) / side for size, side in zip(sizes.constant.numpy(), known, strict=False)]
+    return [int(size) / side for size, side in zip(sizes.numpy(), known, strict=False)]
 
 
 @register_pass(order=100, timed=True, operators=("Conv",), opset=RESIZE_WITHOUT_ROI)

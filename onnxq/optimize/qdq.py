@@ -34,15 +34,15 @@ def between_conversions(node: Node) -> tuple[Node, Node] | None:
 
 def one_scale(node: Node) -> bool:
     """Whether a QuantizeLinear or DequantizeLinear has a constant scale for the whole tensor."""
-    scale = node.inputs[1] if len(node.inputs) > 1 else None
-    return scale is not None and scale.constant is not None and scale.constant.size == 1
+    scale = node.constant(1)
+    return scale is not None and scale.size == 1
 
 
 def scale_and_zero(node: Node) -> tuple[np.ndarray, np.ndarray] | None:
     """Return float32 scale and integer zero point of a conversion that has one of each, both constant, as scalars."""
-    constants = [value.constant if value is not None else None for value in node.inputs[1:3]]
-    if len(constants) != 2 or node.attribute("precision", 0):
+    if node.attribute("precision", 0):
         return None
+    constants = (node.constant(1), node.constant(2))
     scale, zero = (constant.numpy() if constant is not None and constant.size == 1 else None for constant in constants)
     if scale is None or zero is None or scale.dtype != np.float32 or zero.dtype.kind not in "iu":
         return None
@@ -51,6 +51,5 @@ def scale_and_zero(node: Node) -> tuple[np.ndarray, np.ndarray] | None:
 
 def unsigned(node: Node) -> bool:
     """Whether a QuantizeLinear or DequantizeLinear has codes of uint8, and one zero point."""
-    zero = node.inputs[2] if len(node.inputs) > 2 else None
-    constant = zero.constant if zero is not None else None
-    return constant is not None and constant.dtype == TensorProto.UINT8 and constant.size == 1
+    zero = node.constant(2)
+    return zero is not None and zero.dtype == TensorProto.UINT8 and zero.size == 1

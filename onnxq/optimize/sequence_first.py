@@ -212,7 +212,7 @@ def _spared(node: Node) -> bool:
 
 
 def _constants(node: Node) -> list[Tensor]:
-    return [value.constant for value in node.inputs if value is not None and value.constant is not None]
+    return node.constants
 
 
 def _passed(node: Node) -> bool:

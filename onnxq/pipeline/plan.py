@@ -171,7 +171,7 @@ def _plan_hint(prepared: Prepared) -> str:
     model, plan = prepared.model, prepared.plan
     if not model.graph.outputs:
         return "Export it again with its outputs."
-    types = {value.dtype for node in model.graph.nodes for value in node.inputs if value is not None}
+    types = {value.dtype for node in model.graph.nodes for value in node.reads}
     if TensorProto.DOUBLE in types and TensorProto.FLOAT not in types:
         return "Export it in float32: no float64 is quantized."
     layout = next((warning for warning in prepared.warnings if warning.code == "processor-layout"), None)

@@ -74,7 +74,7 @@ def _conv_of(clamp: Node) -> Node | None:
 
 
 def _kernel_times(node: Node, costs: Costs) -> tuple[float, float]:
-    output, weight = node.outputs[0], node.inputs[1] if len(node.inputs) > 1 else None
+    output, weight = node.outputs[0], node.input(1)
     if node.op_type in GATES and weight is not None and weight.tensor is not None and len(weight.tensor.shape) == 3:
         return _recurrent_times(node, weight.tensor.shape, costs)
     assert output is not None

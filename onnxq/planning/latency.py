@@ -80,7 +80,7 @@ def float_node_time(node: Node, costs: Costs) -> float:
     if node.op_type in ("MatMul", "Gemm"):
         return start + _product(node, costs)
     table: Mapping[str, float] = costs.table["floats"]
-    read = next((count(value, costs.shapes) for value in node.inputs if value is not None), elements)
+    read = next((count(value, costs.shapes) for value in node.reads), elements)
     if node.op_type.startswith(REDUCING):
         return start + table["ReduceMean"] * read * costs.scale
     if node.op_type in table and node.op_type not in costs.table["elementwise"]:
@@ -96,7 +96,7 @@ def _computed_at_load(node: Node) -> bool:
 
 def _priced(node: Node) -> bool:
     """Whether tables know a kernel of a weight for a node."""
-    weight = node.inputs[1] if len(node.inputs) > 1 else None
+    weight = node.input(1)
     if node.op_type in ("Conv", "MatMul", "Gemm", *GATES):
         return weight is not None and weight.tensor is not None
     return node.op_type in ("Relu", "Clip")
@@ -139,7 +139,7 @@ def _added_in_integers(node: Node, plan: Plan) -> bool:
     """Whether an Add is the bias of a product in 8 bit, which onnxruntime computes with it."""
     if node.op_type != "Add" or node.domain:
         return False
-    makers = [value.producer for value in node.inputs if value is not None and value.constant is None]
+    makers = [value.producer for value in node.reads if value.constant is None]
     maker = makers[0] if len(makers) == 1 else None
     return maker is not None and maker.op_type in ("MatMul", "Gemm") and maker in plan.in_integers
 
@@ -158,7 +158,7 @@ def _blocks(graph: Graph, in_integers: frozenset[Node], costs: Costs) -> float:
     for node in graph.nodes:
         if node.domain or not node.outputs or node.outputs[0] is None or node in in_integers:
             continue
-        reads = [value for value in node.inputs if value is not None and value.constant is None]
+        reads = [value for value in node.reads if value.constant is None]
         conv = node.op_type == "Conv"
         follows = node.op_type in IN_BLOCKS and bool(reads) and all(value in inside for value in reads)
         if conv or follows:
@@ -168,12 +168,12 @@ def _blocks(graph: Graph, in_integers: frozenset[Node], costs: Costs) -> float:
         if not conv and not follows:
             changed.update(dict.fromkeys(value for value in reads if value in inside))
     for node in in_integers:
-        changed.update(dict.fromkeys(value for value in node.inputs if value is not None and value in inside))
+        changed.update(dict.fromkeys(value for value in node.reads if value in inside))
     return math.fsum(costs.reorder(count(value, costs.shapes)) + costs.borders["node"] for value in changed)
 
 
 def _channels(conv: Node) -> int:
-    weight = conv.inputs[1] if len(conv.inputs) > 1 else None
+    weight = conv.input(1)
     shape = weight.shape if weight is not None else None
     return shape[1] * int(conv.attribute("group", 1)) if shape and isinstance(shape[1], int) else 0
 

@@ -33,7 +33,7 @@ def layout_sensitive(node: Node) -> bool:
     if node.op_type == "Resize":
         return node.attribute("axes") is not None or node.attribute("mode", "nearest") == "cubic"
     if node.op_type == "Pad":
-        return len(node.inputs) > 3 and node.inputs[3] is not None
+        return node.input(3) is not None
     if node.op_type == "AveragePool":
         overhanging = node.attribute("ceil_mode", 0) and node.attribute("count_include_pad", 0)
         return bool(node.attribute("dilations") is not None or overhanging)
@@ -59,7 +59,7 @@ def breaks_runtime(graph: Graph, candidates: Iterable[Node]) -> dict[Node, str]:
         if layout_sensitive(node):
             culprit = node
         if culprit is not None and (culprit is node or node.op_type not in BARRIERS):
-            culprits.update((value, culprit) for value in node.inputs if value is not None)
+            culprits.update((value, culprit) for value in node.reads)
     return found
 
 
@@ -108,7 +108,7 @@ def product_to_keep_float(value: Value, plan: Plan) -> Node | None:
         node = _alone_before(node)
     if node is None or not _passes(node, WEIGHTED) or node in plan.outputs or node in plan.in_integers:
         return None
-    if node.inputs[1] is None or node.inputs[1].constant is None:
+    if node.constant(1) is None:
         return None
     return node if _moved_from_codes(node.inputs[0], plan) else None
 

@@ -157,7 +157,7 @@ def useless_residuals(forms: Mapping[Node, QuantizedForm | None]) -> list[Node]:
     for node, form in forms.items():
         if node.op_type != "Add" or form is None or not form.pairs or form.output:
             continue
-        makers = [value.producer for value in node.inputs if value is not None]
+        makers = [value.producer for value in node.reads]
         if not any(_is_conv(maker) and maker is not None and forms.get(maker) is not None for maker in makers):
             found.append(node)
     return found

@@ -50,7 +50,7 @@ def _join_scales(plan: Plan) -> None:
         joined = plan.outputs.get(node) if node.op_type == "Concat" and decision.scheme == "static-int8" else None
         if joined is None:
             continue
-        reads = list(dict.fromkeys(value for value in node.inputs if value is not None))
+        reads = list(dict.fromkeys(node.reads))
         alike = len({exact_bounds(value) for value in reads}) == 1
         for value in reads:
             source = _alone_behind(value, node, plan)

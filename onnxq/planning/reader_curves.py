@@ -62,8 +62,8 @@ def _negative_slopes(node: Node) -> np.ndarray | None:
     """Return the slopes below zero of a LeakyRelu or PRelu, if all are less than that above."""
     if node.op_type == "LeakyRelu":
         slopes = np.array([float(node.attribute("alpha", 0.01))])
-    elif node.op_type == "PRelu" and node.inputs[1] is not None and node.inputs[1].constant is not None:
-        slopes = node.inputs[1].constant.numpy().astype(np.float64).reshape(-1)
+    elif node.op_type == "PRelu" and (stored := node.constant(1)) is not None:
+        slopes = stored.numpy().astype(np.float64).reshape(-1)
     else:
         return None
     return slopes if slopes.size and np.abs(slopes).max() < 1 else None
@@ -89,7 +89,7 @@ def _clamp(node: Node) -> tuple[float, float] | None:
         return clamp_bounds(NodeView(node, Scheme(), 1))
     if node.op_type not in ("Max", "Min") or len(node.inputs) != 2:
         return None
-    ends = [value.constant.numpy() for value in node.inputs if value is not None and value.constant is not None]
+    ends = [constant.numpy() for constant in node.constants]
     if len(ends) != 1 or ends[0].size != 1 or ends[0].dtype.kind != "f":
         return None
     end = float(ends[0].reshape(-1)[0])

@@ -52,23 +52,19 @@ def computing_sizes(graphs: Iterable[Graph]) -> set[Node]:
     nodes = [node for graph in graphs for node in graph.nodes]
     known: set[Value] = set()
     for node in nodes:
-        given = [value for value in node.inputs if value is not None and value.constant is None]
+        given = [value for value in node.reads if value.constant is None]
         if node.op_type in FROM_SHAPES or (given and known.issuperset(given)):
             known.update(value for value in node.outputs if value is not None)
     return {node for node in _deciding(nodes) if known.issuperset(value for value in node.outputs if value)}
 
 
 def _deciding(nodes: Sequence[Node]) -> set[Node]:
-    left = [v for node in nodes if not node.domain for s in SIZE_INPUTS.get(node.op_type, ()) if (v := _read(node, s))]
+    left = [v for node in nodes if not node.domain for s in SIZE_INPUTS.get(node.op_type, ()) if (v := node.input(s))]
     found: set[Node] = set()
     while left:
         maker = left.pop().producer
         if maker is None or maker in found or maker.op_type in FROM_SHAPES:
             continue
         found.add(maker)
-        left += [value for value in maker.inputs if value is not None]
+        left += maker.reads
     return found
-
-
-def _read(node: Node, slot: int) -> Value | None:
-    return node.inputs[slot] if slot < len(node.inputs) else None

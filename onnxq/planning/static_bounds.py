@@ -57,9 +57,7 @@ def _flat_beyond(node: Node, value: Value) -> tuple[float, float]:
     if node.op_type in FLAT:
         return FLAT[node.op_type]
     if node.op_type == "Mul":
-        low = [
-            _gate_end(gate.sole_maker(node), value) for gate in node.inputs if gate is not None and gate is not value
-        ]
+        low = [_gate_end(gate.sole_maker(node), value) for gate in node.reads if gate is not value]
         return (low[0], inf) if low else UNKNOWN
     made = node.outputs[0]
     use = made.only_use if made is not None else None

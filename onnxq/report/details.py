@@ -188,7 +188,7 @@ def _region_bytes(starts: Sequence[Node], known: Set[str], others: Set[Node]) ->
 
 def _constant_bytes(node: Node) -> Iterator[int]:
     seen: set[Value] = set()
-    waiting = [value for value in node.inputs if value is not None]
+    waiting = node.reads
     while waiting:
         value = waiting.pop()
         if value in seen:
@@ -197,7 +197,7 @@ def _constant_bytes(node: Node) -> Iterator[int]:
         if value.tensor is not None:
             yield value.tensor.nbytes
         elif value.producer is not None and value.producer.op_type in BETWEEN and _is_constant(value):
-            waiting += [each for each in value.producer.inputs if each is not None]
+            waiting += value.producer.reads
 
 
 def _is_constant(value: Value) -> bool:

@@ -279,7 +279,7 @@ def _sum(value: Value, arrays: ValueArrays, without: Value | None = None) -> np.
     node = _adding(value)
     if value in arrays or node is None:
         return arrays[value]
-    sides = [_sum(side, arrays, without) for side in node.inputs if side is not None and side is not without]
+    sides = [_sum(side, arrays, without) for side in node.reads if side is not without]
     return sides[0] + sides[1] if len(sides) > 1 else sides[0]
 
 

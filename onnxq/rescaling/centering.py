@@ -69,7 +69,7 @@ def centre(values: Collection[Value], stats: Stats) -> Centering:
         node = value.producer
         assert node is not None
         if node.op_type == "Add":
-            terms = [given[term] for term in node.inputs if term is not None and term in given]
+            terms = [given[term] for term in node.reads if term in given]
             if terms:
                 given[value] = np.sum(terms, axis=0)
         elif value in centres:
@@ -105,7 +105,7 @@ def _adds_a_constant(node: Node) -> bool:
 
 
 def _free_bias(node: Node) -> bool:
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    bias = node.input(2)
     return node.op_type == "Conv" and unfolding_of(node) is not None and (bias is None or bias.constant is not None)
 
 

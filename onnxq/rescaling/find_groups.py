@@ -94,7 +94,7 @@ def _settle(group: ScaleGroup, opened: Collection[Value]) -> ScaleGroup:
         assert value.producer is not None
         group = _upwards(group, value.producer, value, axis, opened)
     for node in group.products:
-        if sum(source in group.axes or source in group.heads for source in node.inputs if source is not None) != 1:
+        if sum(source in group.axes or source in group.heads for source in node.reads) != 1:
             raise UnabsorbedScaleError
     return group
 
@@ -123,7 +123,7 @@ def _upwards(group: ScaleGroup, node: Node, value: Value, axis: int, opened: Col
 
 def _divide_present(group: ScaleGroup, node: Node, slots: tuple[int, ...]) -> None:
     for slot in slots:
-        if slot < len(node.inputs) and node.inputs[slot] is not None:
+        if node.input(slot) is not None:
             group.divide(node, slot, 0)
 
 
@@ -136,7 +136,7 @@ def _linear_source(group: ScaleGroup, node: Node, last: int, axis: int) -> None:
         return
     turned = node.op_type == "Gemm" and node.attribute("transB", 0)
     group.divide(node, 1, 0 if turned else len(constant_shape(node.inputs[1])) - 1)
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    bias = node.input(2)
     if bias is not None:
         group.divide(node, 2, len(constant_shape(bias)) - 1)
 

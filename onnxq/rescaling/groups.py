@@ -128,8 +128,7 @@ class ScaleGroup:
 
     def divide(self, node: Node, slot: int, axis: int, absorb: FoldTarget = "divide") -> None:
         """Let a constant input absorb the factors: it has an element for each channel along `axis`."""
-        value = node.inputs[slot] if slot < len(node.inputs) else None
-        tensor = value.constant if value is not None else None
+        tensor = node.constant(slot)
         if tensor is None or tensor.dtype != TensorProto.FLOAT or not 0 <= axis < len(tensor.shape):
             raise UnabsorbedScaleError
         constant = AbsorbingConstant(node, slot, axis, absorb)

@@ -53,8 +53,8 @@ def _clip(group: ScaleGroup, node: Node, value: Value, axis: int) -> None:
 def _reduce_mean(group: ScaleGroup, node: Node, value: Value, axis: int) -> None:
     """A mean over axes behind the channel axis."""
     axes = node.attribute("axes")
-    if len(node.inputs) > 1 and node.inputs[1] is not None:
-        constant = node.inputs[1].constant
+    if node.input(1) is not None:
+        constant = node.constant(1)
         axes = None if constant is None else constant.numpy().reshape(-1).tolist()
     source = node.inputs[0]
     if not axes or source is None or source.shape is None:

@@ -56,7 +56,7 @@ def _group(conv: Node) -> int:
 
 def _sizes(conv: Node) -> tuple[int, ...]:
     """Return the shape of a weight; () where it is not known."""
-    weight = conv.inputs[1] if len(conv.inputs) > 1 else None
+    weight = conv.input(1)
     shape = weight.shape if weight is not None else None
     known = tuple(size for size in shape or () if isinstance(size, int))
     return known if shape is not None and len(known) == len(shape) else ()

@@ -194,7 +194,7 @@ def bias_adder(node: Node) -> Node | None:
         return None
     if node.op_type == "MatMul":
         return _vector_add(node, node.outputs[0])
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    bias = node.input(2)
     may_lack_one = node.op_type == "Conv"
     if may_lack_one or (node.op_type == "Gemm" and node.attribute("beta", 1.0) == 1.0):
         adds = may_lack_one if bias is None else _is_vector(bias, _channels(node))
@@ -231,7 +231,7 @@ def shift_biases(model: Model, shifts: Shifts) -> None:
             continue
         patch = Patch(model.graph, node, f"correct the bias of {node.label}")
         slot = _bias_slot(node)
-        old = node.inputs[slot] if slot < len(node.inputs) else None
+        old = node.input(slot)
         known = np.zeros(len(shift), np.float32) if old is None or old.constant is None else old.constant.numpy()
         hint = f"{old.name if old is not None else node_key(node)}_corrected"
         patch.rewire(node, slot, patch.constant(known + shift.astype(known.dtype), hint))

@@ -216,13 +216,13 @@ def raised(model: Model, plan: Plan, max_size: int | None) -> Model:
 
 def expected_bytes(model: Model, plan: Plan) -> int:
     """Return about what the weights take in the quantized model: a quarter of those that quantized nodes read."""
-    read = {value for d in plan.quantized() for value in d.node.inputs if value is not None}
+    read = {value for d in plan.quantized() for value in d.node.reads}
     return model.weight_bytes - sum(_spared(value) for value in read)
 
 
 def spared_bytes(node: Node) -> int:
     """Return about how many bytes it spares to store the weights of a node in 8 bit."""
-    return sum(_spared(value) for value in node.inputs if value is not None)
+    return sum(_spared(value) for value in node.reads)
 
 
 def _spared(value: Value) -> int:

@@ -54,7 +54,7 @@ def _places(value: Value, axis: int, depth: int) -> bool:
 
 def _before(node: Node, value: Value, axis: int) -> list[tuple[Value, int]]:
     """Return the values that an axis comes from, with its place there."""
-    read = [one for one in node.inputs if one is not None]
+    read = node.reads
     trace = TRACES.get(node.op_type)
     if trace is not None:
         return trace(node, value, axis)
@@ -68,7 +68,7 @@ def _before(node: Node, value: Value, axis: int) -> list[tuple[Value, int]]:
 
 
 def _concat(node: Node, value: Value, axis: int) -> list[tuple[Value, int]]:
-    return [(one, axis) for one in node.inputs if one is not None]
+    return [(one, axis) for one in node.reads]
 
 
 def _transpose(node: Node, value: Value, axis: int) -> list[tuple[Value, int]]:

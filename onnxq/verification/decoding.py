@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.data.generated_text import TextInput, reads_backwards, text_input
+from onnxq.data.generated_text import TextInput, is_causal, text_input
 from onnxq.data.samples import Samples
 from onnxq.errors import OnnxqError
 from onnxq.ir import Model, infer_types
@@ -70,7 +70,7 @@ def measure_decoding(
         both = open_session(float_model, threads=1), open_session(quantized, threads=1)
         name = found.logits.name
         one = np.random.default_rng(0).integers(0, found.tokens, (1, found.length))
-        if not reads_backwards(found, one, lambda ids: np.asarray(run_session(both[0], [name], found.feeds(ids))[0])):
+        if not is_causal(found, one, lambda ids: np.asarray(run_session(both[0], [name], found.feeds(ids))[0])):
             return None
         with working("latency"):
             prompt = _timed(both, found, PROMPT, 0)

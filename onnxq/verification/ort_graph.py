@@ -142,7 +142,7 @@ def _is_quantized(node: Node) -> bool:
     """
     if _is_integer(node) or node.op_type in CONVERSIONS:
         return node.op_type not in CONVERSIONS
-    read = [value for value in node.inputs if value is not None]
+    read = node.reads
     dequantized = [value for value in read if _is_dequantized(value)]
     if any(_codes(value) is not None for value in dequantized):
         return True
@@ -205,7 +205,7 @@ class _Index:
 
 def _constants(node: Node) -> Iterator[str]:
     """Name the constants that tell a node from others: codes behind DequantizeLinear first, then its own."""
-    read = [value for value in node.inputs if value is not None]
+    read = node.reads
     yield from (codes.name for value in read if (codes := _codes(value)) is not None)
     yield from (value.name for value in read if value.tensor is not None and value.shape)
 
@@ -230,7 +230,7 @@ def _judge(found: Node) -> tuple[str | None, str]:
     """Say what a quantized node has become: a node of the optimised graph."""
     if _is_integer(found):
         return found.op_type, f"computes in integers as {found.op_type}"
-    dequantized = [value for value in found.inputs if value is not None and _is_dequantized(value)]
+    dequantized = [value for value in found.reads if _is_dequantized(value)]
     weights = [value for value in dequantized if _codes(value) is not None]
     if not dequantized and any(value is not None and _holds_codes(value) for value in found.inputs):
         return found.op_type, "works on codes as they are"

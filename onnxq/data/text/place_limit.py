@@ -71,7 +71,7 @@ def _reads_matrix(node: Node) -> bool:
     """Tell whether a node reads a whole constant matrix of floats."""
     if node.op_type == "Gather":
         return False
-    tensors = [value.constant for value in node.inputs if value is not None]
+    tensors = [value.constant for value in node.reads]
     return any(one is not None and len(one.shape) > 1 and one.dtype not in INTEGERS for one in tensors)
 
 

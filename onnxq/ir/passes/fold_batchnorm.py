@@ -86,12 +86,11 @@ def scale_and_shift(norm: Node) -> tuple[np.ndarray, np.ndarray] | None:
 
 def _bias(node: Node, channels: int) -> np.ndarray | None:
     """The bias before the fold, one element for each channel, in float64; None where it is no such constant."""
-    value = node.inputs[2] if len(node.inputs) > 2 else None
     if node.op_type == "Gemm" and node.attribute("beta", 1.0) != 1.0:
         return None
-    if value is None:
+    if node.input(2) is None:
         return np.zeros(channels)
-    bias = _constant(value)
+    bias = _constant(node.input(2))
     if bias is None or bias.size not in (1, channels) or (bias.ndim > 1 and bias.shape[-1] != bias.size):
         return None
     return np.broadcast_to(bias.reshape(-1).astype(np.float64), (channels,))

@@ -85,7 +85,7 @@ def _moved(widths: list[Width], node: Node) -> list[Width] | None:
     if node.op_type == "Transpose":
         order = node.attribute("perm", list(range(len(widths)))[::-1])
         return [widths[axis] for axis in order]
-    given = node.inputs[1].constant if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    given = node.constant(1)
     axes = node.attribute("axes") if len(node.inputs) == 1 else None if given is None else given.numpy().tolist()
     if axes is None:
         return None
@@ -107,8 +107,8 @@ def _widths(pad: Node) -> list[int] | None:
     if pad.attribute("pads") is not None:  # before opset 11
         return [int(n) for n in pad.attribute("pads")] if not pad.attribute("value", 0.0) else None
     constants = [None if value is None or value.constant is None else value.constant.numpy() for value in pad.inputs]
-    if len(constants) < 2 or constants[1] is None or (len(pad.inputs) > 3 and pad.inputs[3] is not None):
+    if len(constants) < 2 or constants[1] is None or (pad.input(3) is not None):
         return None
-    if len(pad.inputs) > 2 and pad.inputs[2] is not None and (constants[2] is None or np.any(constants[2])):
+    if pad.input(2) is not None and (constants[2] is None or np.any(constants[2])):
         return None
     return [int(n) for n in constants[1]]

@@ -78,7 +78,7 @@ def _asked(shape: Shape, target: Shape, axis: int) -> Size | None:
 def _split(shapes: KnownShapes, node: Node, output: Value, given: InputShapes) -> Shape | None:
     shape, place = given[0] or (), node.outputs.index(output)
     axis = node.attribute("axis", 0) % len(shape)
-    stated = len(node.inputs) > 1 and node.inputs[1] is not None
+    stated = node.input(1) is not None
     parts = shapes.numbers(node.inputs[1]) if stated else node.attribute("split")
     known, count = shape[axis].known, len(node.outputs)
     if parts is None and not stated and known is not None and known % count == 0:
@@ -143,7 +143,7 @@ def slices(shapes: KnownShapes, node: Node, rank: int) -> list[tuple[int, int, i
             shapes.numbers(node.inputs[slot]) if len(node.inputs) > slot and node.inputs[slot] else fallback
             for slot, fallback in ((3, list(range(len(starts or ())))), (4, None))
         ]
-        if steps is None and len(node.inputs) > 4 and node.inputs[4] is not None:
+        if steps is None and node.input(4) is not None:
             return None
     if starts is None or ends is None or axes is None:
         return None
@@ -231,7 +231,7 @@ def _as_indices(shapes: KnownShapes, node: Node, output: Value, given: InputShap
 def _reduce(shapes: KnownShapes, node: Node, output: Value, given: InputShapes) -> Shape | None:
     shape, axes = given[0] or (), shapes.axes(node)
     if axes is None:
-        if len(node.inputs) > 1 and node.inputs[1] is not None:
+        if node.input(1) is not None:
             return None
         axes = [] if node.attribute("noop_with_empty_axes", 0) else list(range(len(shape)))
     elif not axes and not node.attribute("noop_with_empty_axes", 0):

@@ -65,7 +65,7 @@ class Shapes:
 
     def axes(self, node: Node, slot: int = 1) -> list[int] | None:
         """Return axes stated as an input or, in older operator sets, as an attribute; None where neither is known."""
-        if len(node.inputs) > slot and node.inputs[slot] is not None:
+        if node.input(slot) is not None:
             return self.numbers(node.inputs[slot])
         axes = node.attribute("axes")
         return None if axes is None else [int(axis) for axis in axes]

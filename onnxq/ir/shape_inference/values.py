@@ -25,7 +25,7 @@ def content_of(shapes: KnownShapes, node: Node) -> Shape | None:
     if rule is None or node.domain:
         return None
     if node.op_type not in ANY_RANK:
-        given = [shapes.of(value) for value in node.inputs if value is not None]
+        given = [shapes.of(value) for value in node.reads]
         if any(shape is None or len(shape) > 1 for shape in given):
             return None
     found = rule(shapes, node)

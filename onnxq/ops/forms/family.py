@@ -70,7 +70,7 @@ class NodeView:
 
     def input(self, slot: int) -> Value | None:
         """The value at an input, or None where it is absent."""
-        return self.node.inputs[slot] if slot < len(self.node.inputs) else None
+        return self.node.input(slot)
 
     def value(self, slot: int) -> Value:
         """The value at an input that has to be there."""
@@ -207,7 +207,7 @@ def is_stored_weight(value: Value) -> bool:
     if node is None:
         return False
     if node.op_type == "DequantizeLinear":
-        return node.inputs[0] is not None and node.inputs[0].constant is not None
+        return node.constant(0) is not None
     cast = _scaled_cast(node) if node.op_type == "Mul" and not node.domain else None
     codes = cast.inputs[0] if cast is not None else None
     return codes is not None and codes.constant is not None and codes.constant.dtype in STORED_TYPES
@@ -225,7 +225,7 @@ def _scaled_cast(product: Node) -> Node | None:
 
 def _made_by(reader: Node, *op_types: str) -> Node | None:
     """Return the first node of an operator that makes what a node reads."""
-    made = [value.producer for value in reader.inputs if value is not None and value.producer is not None]
+    made = [value.producer for value in reader.reads if value.producer is not None]
     return next((node for node in made if node.op_type in op_types and not node.domain), None)
 
 

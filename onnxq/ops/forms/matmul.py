@@ -133,12 +133,12 @@ def _constant_add(site: NodeView) -> Node | None:
     after, weight = _alone(site.output, "Add"), site.value(1).constant
     if after is None or weight is None:
         return None
-    constants = [value.constant for value in after.inputs if value is not None and value.constant is not None]
+    constants = after.constants
     return after if len(constants) == 1 and constants[0].shape == weight.shape[-1:] else None
 
 
 def _added(after: Node) -> Tensor:
-    return next(value.constant for value in after.inputs if value is not None and value.constant is not None)
+    return after.constants[0]
 
 
 def _keep_apart(after: Node, patch: Rewriter) -> None:

@@ -99,7 +99,7 @@ class _Walk:
     def _through(self, node: Node) -> list[Value]:
         """Admit a node and return what it reads that depends on projections; a cache is no part of that."""
         self.nodes[node] = None
-        reads = [value for value in node.inputs if value is not None and value.constant is None]
+        reads = [value for value in node.reads if value.constant is None]
         if node.op_type == "Mul":
             self.factors.update((value, None) for value in reads if value in self.told)
         reads = [value for value in reads if value not in self.told]
@@ -177,10 +177,10 @@ def _product(logits: Value, told: set[Value]) -> tuple[Node, Value | None] | Non
             return None
         if node.op_type == "MatMul":
             return (node, mask) if len(node.inputs) == 2 and None not in node.inputs else None
-        ahead = [v for v in node.inputs if v is not None and v.constant is None and v not in told]
+        ahead = [v for v in node.reads if v.constant is None and v not in told]
         if len(ahead) != 1:
             return None
-        masks = [v for v in node.inputs if v is not None and v in told]
+        masks = [v for v in node.reads if v in told]
         if node.op_type in ("Add", "Where") and masks:
             if mask is not None:
                 return None

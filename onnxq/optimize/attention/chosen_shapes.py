@@ -51,7 +51,7 @@ def chosen_shapes(
 
 def _shapes(node: Node, sizes: Sizes, opset: int) -> list[SampleShape]:
     """Return the shapes of a node's outputs, as far as a rule tells them."""
-    values = [value for value in node.inputs if value is not None]
+    values = node.reads
     if node.domain == MICROSOFT:
         if node.op_type == "MatMulNBits":
             return [(*sizes.shape(values[0])[:-1], int(node.attribute("N")))]

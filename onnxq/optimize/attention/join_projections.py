@@ -59,24 +59,19 @@ def _products(attention: Node, values: list[Value | None]) -> list[Node]:
             return []
         if any(read is not None for read in node.inputs[ZERO_POINTS + 1 :]):  # a bias, or another order of rows
             return []
-        if not _has_constant(node, CODES):
+        if node.constant(CODES) is None:
             return []
         found.append(node)
     first = found[0]
     alike = all(
         node.inputs[0] is first.inputs[0]
         and [node.attribute(name) for name in SHARED] == [first.attribute(name) for name in SHARED]
-        and _has_constant(node, ZERO_POINTS) == _has_constant(first, ZERO_POINTS)
+        and (node.constant(ZERO_POINTS) is None) == (first.constant(ZERO_POINTS) is None)
         and _shape(node.inputs[SCALES]) is not None
         for node in found
     )
     ranks = {len(shape) for node in found if (shape := _shape(node.inputs[SCALES])) is not None}
     return found if alike and len(set(found)) == 3 and len(ranks) == 1 else []
-
-
-def _has_constant(node: Node, slot: int) -> bool:
-    value: Value | None = node.inputs[slot] if slot < len(node.inputs) else None
-    return value is not None and value.constant is not None
 
 
 def _shape(value: Value | None) -> tuple[int, ...] | None:

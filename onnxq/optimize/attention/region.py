@@ -90,7 +90,7 @@ class _Walk:
             self.odd = True
             return []
         self.nodes[node] = None
-        reads = [value for value in node.inputs if value is not None]
+        reads = node.reads
         if node.op_type == "Mul":
             self.factors.update((v, None) for v in reads if v in self.sized or v.constant is not None)
         return reads
@@ -156,7 +156,7 @@ def _product(value: Value, sized: set[Value]) -> Node | None:
         if node.op_type == "MatMul":
             return node
         found = match(LIMIT, node) if node.op_type == "Max" else None
-        ahead = [found["scores"]] if found is not None else [v for v in node.inputs if v is not None]
+        ahead = [found["scores"]] if found is not None else node.reads
         ahead = [v for v in ahead if v.constant is None and v not in sized]
         if len(ahead) != 1 or not (found or node.op_type in ADMITTED):
             return None

@@ -33,7 +33,7 @@ def sized_values(graph: Graph, given: Iterable[Value] = ()) -> set[Value]:
     for node in graph.nodes:
         if node.domain or node.bodies or node.op_type in RANDOM:
             continue
-        reads = [value for value in node.inputs if value is not None]
+        reads = node.reads
         if node.op_type in MEASURES or all(value in found or value.constant is not None for value in reads):
             found.update(value for value in node.outputs if value is not None)
     return found
@@ -48,7 +48,7 @@ def ancestors(values: Iterable[Value], sized: set[Value]) -> dict[Node, None]:
         if node is None or node in found:
             continue
         found[node] = None
-        waiting += [value for value in node.inputs if value is not None and value in sized]
+        waiting += [value for value in node.reads if value in sized]
     return found
 
 
@@ -166,7 +166,7 @@ class Sizes:
                 run_node(node, scratch := {source: np.broadcast_to(np.int8(0), self.shape(source))}, self._opset)
                 self._known.update((made, scratch[made]) for made in node.outputs if made is not None)
                 continue
-            missing = [v for v in node.inputs if v is not None and v not in self._known and v.constant is None]
+            missing = [v for v in node.reads if v not in self._known and v.constant is None]
             if missing:
                 waiting += missing
             else:

@@ -53,7 +53,7 @@ def _before(indices: Value, size: int) -> Value | None:
         if len(cone) == MOST_NODES:
             return None
         cone[value] = node
-        order += [read for read in node.inputs if read is not None and read not in order]
+        order += [read for read in node.reads if read not in order]
     for given in reversed(order):  # from as far back as possible
         if given is not indices and given.constant is None and given.dtype in INTEGERS and given.shape is not None:
             tried = _tried(size).astype(onnx.helper.tensor_dtype_to_np_dtype(given.dtype))

@@ -68,7 +68,7 @@ class _Sizes:
             return False
         if node.op_type in SIZES:
             return True
-        given = [value for value in node.inputs if value is not None]
+        given = node.reads
         if any(value in self._derived for value in given):
             return all(value in self._derived or value.constant is not None for value in given)
         return bool(given) and all(_is_small(value) for value in given)

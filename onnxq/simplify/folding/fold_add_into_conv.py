@@ -63,7 +63,7 @@ def bias_of(conv: Node) -> np.ndarray | None:
         return None
     transposed = conv.op_type == "ConvTranspose"
     channels = weight.shape[1] * conv.attribute("group", 1) if transposed else weight.shape[0]
-    given = conv.inputs[2] if len(conv.inputs) > 2 else None
+    given = conv.input(2)
     if given is None:
         return np.zeros(channels)
     stored = given.constant

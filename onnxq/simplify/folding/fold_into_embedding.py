@@ -86,7 +86,7 @@ def _constants_fit(part: Subgraph, table: Tensor, *, alone: bool) -> bool:
 
 def _constants(nodes: Sequence[Node]) -> Iterator[Value]:
     for node in nodes:
-        yield from (value for value in node.inputs if value is not None and value.constant is not None)
+        yield from (value for value in node.reads if value.constant is not None)
 
 
 def _table(part: Subgraph, table: Tensor, opset: int) -> np.ndarray | None:
@@ -130,7 +130,7 @@ class _Rows:
 
     def admits(self, node: Node) -> bool:
         """Whether a node reads rows and constants along a row only, and gives rows."""
-        constants = [value.constant for value in node.inputs if value is not None and value.constant is not None]
+        constants = node.constants
         if node.domain or any(tensor.dtype != TensorProto.FLOAT for tensor in constants):
             return False
         if node.op_type == "MatMul":

@@ -54,7 +54,7 @@ def _layer(node: Node) -> ScaledLayer | None:
         return None
     if node.op_type in ("Conv", "ConvTranspose"):
         path = channel_path(node, ("Mul", "Div"))
-        biased = len(node.inputs) > 2 and node.inputs[2] is not None
+        biased = node.input(2) is not None
         if not path or (biased and bias_of(node) is None):
             return None
         return ScaledLayer(path, 1, (node, 2) if biased else None)

@@ -106,7 +106,7 @@ def _product(product: Node) -> Chain | None:
         return None
     axis = _column_axis(product)
     columns, rows = tensor.shape[axis], tensor.shape[1 - axis]
-    given = product.inputs[2] if len(product.inputs) > 2 else None
+    given = product.input(2)
     if rows < LEAST_COLUMNS or output.shape is None or (given is not None and given.constant is None):
         return None
     bias = given.constant if given is not None else None
@@ -119,7 +119,7 @@ def _added(chain: Chain, node: Node) -> Chain | None:
     """Take the Add of a bias behind a MatMul along; None where it adds something else."""
     if node.op_type != "Add" or chain.product.op_type != "MatMul":
         return chain
-    constants = [value.constant for value in node.inputs if value is not None and value.constant is not None]
+    constants = node.constants
     if len(constants) != 1 or constants[0].shape != chain.tail or node.outputs[0] is None:
         return None
     return replace(chain, bias=constants[0], end=node.outputs[0])
@@ -211,11 +211,11 @@ def _split(chain: Chain, node: Node) -> list[ColumnSlice | None]:
     axis = node.attribute("axis", 0) % rank
     whole = _source_axis(chain, axis) - chain.first
     count = len(node.outputs)
-    stated = node.inputs[1] if len(node.inputs) > 1 else None
-    if whole < 0 or (stated is not None and stated.constant is None):
+    stated = node.constant(1)
+    if whole < 0 or (stated is None and node.input(1) is not None):
         return [None]
-    if stated is not None and stated.constant is not None:
-        sizes = [int(size) for size in stated.constant.numpy()]
+    if stated is not None:
+        sizes = [int(size) for size in stated.numpy()]
     else:
         equal = -(-chain.tail[whole] // count)
         sizes = list(node.attribute("split") or [equal] * (count - 1) + [chain.tail[whole] - equal * (count - 1)])
@@ -232,7 +232,7 @@ def _squeezed(part: ColumnSlice) -> ColumnSlice:
     reader = _only_reader(part.value)
     if part.size != 1 or reader is None or reader.op_type != "Squeeze" or reader.outputs[0] is None:
         return part
-    stated = reader.inputs[1].constant if len(reader.inputs) > 1 and reader.inputs[1] is not None else None
+    stated = reader.constant(1)
     axes = stated.numpy().reshape(-1).tolist() if stated is not None else reader.attribute("axes") or ()
     rank = len(part.value.shape or ())
     if [axis % rank for axis in axes] != [part.axis] if rank else True:

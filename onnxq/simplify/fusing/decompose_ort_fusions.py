@@ -47,10 +47,6 @@ def decompose_ort_fusions(model: Model) -> Iterator[Change]:
                 yield Change(patch, opset=CLIP_OPSET if node.op_type in ("FusedConv", "FusedGemm") else OPSET)
 
 
-def _input(node: Node, slot: int) -> Value | None:
-    return node.inputs[slot] if slot < len(node.inputs) else None
-
-
 def _made(node: Node, *slots: int) -> list[Value | None] | None:
     """Return some outputs, None for those without readers; None if another output has a reader."""
     read = [value if value is not None and (value.uses or value.is_output) else None for value in node.outputs]
@@ -61,15 +57,15 @@ def _made(node: Node, *slots: int) -> list[Value | None] | None:
 
 def _skip_layer_normalization(patch: Patch, node: Node, *, newer: bool = False) -> bool:
     """Y = LayerNormalization(x + bias + skip), and the sum; `newer` says that ReduceMean has its axes as an input."""
-    made, gamma = _made(node, 0, 3), _input(node, 2)
+    made, gamma = _made(node, 0, 3), node.input(2)
     simplified = node.op_type.startswith("SkipSimplified")
-    total = _sum(patch, node, _input(node, 3 if simplified else 4))
+    total = _sum(patch, node, node.input(3 if simplified else 4))
     if made is None or made[0] is None or gamma is None or total is None or gamma.dtype not in KINDS:
         return False
     if simplified:
         normalised = _root_mean_square(patch, node, total, gamma, newer=newer)
     else:
-        normalised = _normalised(patch, node, total, gamma, _input(node, 3))
+        normalised = _normalised(patch, node, total, gamma, node.input(3))
     patch.replace(made[0], normalised)
     if made[1] is not None:
         patch.replace(made[1], total)
@@ -77,7 +73,7 @@ def _skip_layer_normalization(patch: Patch, node: Node, *, newer: bool = False) 
 
 
 def _sum(patch: Patch, node: Node, bias: Value | None) -> Value | None:
-    value, skip = _input(node, 0), _input(node, 1)
+    value, skip = node.input(0), node.input(1)
     if value is None or skip is None:
         return None
     name = node.label
@@ -120,7 +116,7 @@ def _number(patch: Patch, number: float, kind: int | None, hint: str) -> Value:
 def _embed_layer_normalization(patch: Patch, node: Node) -> bool:
     """Y = LayerNormalization(words + positions + segments), the number of tokens that are not masked, and the sum."""
     made = _made(node, 0, 1, 2)
-    ids, segments, words, places, kinds, gamma, beta, mask, positions = (_input(node, slot) for slot in range(9))
+    ids, segments, words, places, kinds, gamma, beta, mask, positions = (node.input(slot) for slot in range(9))
     if made is None or made[0] is None or beta is None or (made[1] and mask is None):
         return False
     if ids is None or words is None or places is None or gamma is None:
@@ -151,7 +147,7 @@ def _positions(patch: Patch, value: Value, axis: int, name: str) -> Value:
 
 def _attention(patch: Patch, node: Node) -> bool:
     """Softmax(Q Kᵀ · scale + mask) V, without what was computed for earlier tokens."""
-    value, weight, bias, mask, past, more = (_input(node, slot) for slot in range(6))
+    value, weight, bias, mask, past, more = (node.input(slot) for slot in range(6))
     made, matrix = _made(node, 0), None if weight is None else weight.constant
     heads = int(node.attribute("num_heads", 0))
     if made is None or made[0] is None or value is None or weight is None or matrix is None:
@@ -248,7 +244,7 @@ def _with_activation(patch: Patch, node: Node) -> bool:
     keys = PARAMETERS.get(kind, ())
     stated = [node.attribute(f"activation_{key}") for key in keys]  # of FusedGemm
     given = list(node.attribute("activation_params", ())) or [each for each in stated if each is not None]
-    weight = _input(node, 1)
+    weight = node.input(1)
     if made is None or made[0] is None or kind not in PARAMETERS or len(given) != len(keys):
         return False
     if weight is None or weight.dtype not in KINDS:
@@ -256,7 +252,7 @@ def _with_activation(patch: Patch, node: Node) -> bool:
     name = node.label
     own = {key: node.attribute(key) for key in node.spans if not key.startswith("activation")}
     value = patch.op(node.op_type.removeprefix("Fused"), *node.inputs[:3], hint=f"{name}_product", **own)
-    added = _input(node, 3)
+    added = node.input(3)
     value = value if added is None else patch.op("Add", value, added, hint=f"{name}_sum")
     settings = dict(zip(keys, map(float, given), strict=True))
     if kind == "Clip":

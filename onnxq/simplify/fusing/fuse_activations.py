@@ -100,7 +100,7 @@ def _agrees(points: np.ndarray, values: np.ndarray, known: KnownFunction) -> boo
 
 
 def _admits(node: Node) -> bool:
-    constants = [value.constant for value in node.inputs if value is not None and value.constant is not None]
+    constants = node.constants
     return (
         has(node, Trait.ELEMENTWISE)
         and node.op_type in NANOSECONDS
@@ -110,9 +110,7 @@ def _admits(node: Node) -> bool:
 
 def _worth_it(part: Subgraph) -> bool:
     """Whether a part is more than a cheap operator that stands alone, and its constants leave the rank as it is."""
-    ranks = [
-        len(c.shape) for node in part.nodes for v in node.inputs if v is not None and (c := v.constant) is not None
-    ]
+    ranks = [len(constant.shape) for node in part.nodes for constant in node.constants]
     shape = part.entry.shape
     if any(ranks) and (shape is None or max(ranks) > len(shape)):
         return False

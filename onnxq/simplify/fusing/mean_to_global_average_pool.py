@@ -47,7 +47,7 @@ def _in_blocks(value: Value) -> bool:
         return False
     maker = value.producer
     while maker is not None and maker.op_type in ELEMENTWISE and not maker.domain:
-        source = next((read for read in maker.inputs if read is not None and read.constant is None), None)
+        source = next((read for read in maker.reads if read.constant is None), None)
         maker = source.producer if source is not None else None
     return maker is not None and maker.op_type == "Conv" and not maker.domain
 

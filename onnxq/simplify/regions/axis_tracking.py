@@ -65,12 +65,11 @@ def same(one: Dim, other: Dim) -> bool:
 
 def constant_axes(node: Node, slot: int) -> list[int] | None:
     """Return axes that are an attribute or a constant input; None where they are absent or computed."""
-    if len(node.inputs) <= slot or node.inputs[slot] is None:
+    if node.input(slot) is None:
         found = node.attribute("axes")
         return None if found is None else [int(axis) for axis in found]
-    value = node.inputs[slot]
-    assert value is not None
-    return None if value.constant is None else [int(axis) for axis in value.constant.numpy().reshape(-1)]
+    stated = node.constant(slot)
+    return None if stated is None else [int(axis) for axis in stated.numpy().reshape(-1)]
 
 
 def reduced_axes(node: Node, rank: int | None) -> tuple[int, ...] | None:
@@ -80,7 +79,7 @@ def reduced_axes(node: Node, rank: int | None) -> tuple[int, ...] | None:
     if node.op_type.startswith("Global"):
         return tuple(range(2, rank))
     axes = constant_axes(node, 1)
-    if axes is None and len(node.inputs) > 1 and node.inputs[1] is not None:
+    if axes is None and node.input(1) is not None:
         return None
     if not axes:
         return None if node.attribute("noop_with_empty_axes", 0) else tuple(range(rank))

@@ -111,7 +111,7 @@ def _step(node: Node, region: Region) -> RegionStep | None:
 def _elementwise(node: Node, output: Value, region: Region) -> RegionStep | None:
     kernel = find_kernel(node.op_type, "", region.opset)
     call = None if kernel is None else bind(kernel, node)
-    known = [region.traced[value] for value in node.inputs if value is not None and value in region.traced]
+    known = [region.traced[value] for value in node.reads if value in region.traced]
     if call is None or not known:
         return None
     widest = max(known, key=lambda item: len(item.layout))

@@ -55,7 +55,7 @@ def subgraphs_from(entry: Value, place: Mapping[Node, int], admits: Callable[[No
     inside, nodes = {entry}, list[Node]()
     while waiting and len(nodes) < MOST_NODES:
         node = by_place[heapq.heappop(waiting)]
-        reads = [value for value in node.inputs if value is not None]
+        reads = node.reads
         output = node.outputs[0] if len(node.outputs) == 1 else None
         known = all(value in inside or value.constant is not None for value in reads)
         if output is None or not known or node.graph is not entry.graph or not admits(node):

@@ -69,10 +69,10 @@ def _split(array: Array, node: Node) -> list[Array] | None:
     axis, count = int(node.attribute("axis", 0)), len(node.outputs)
     if not -array.ndim <= axis < array.ndim:
         return None
-    stated = node.inputs[1] if len(node.inputs) > 1 else None
-    if stated is not None and stated.constant is None:
+    stated = node.constant(1)
+    if stated is None and node.input(1) is not None:
         return None
-    sizes = node.attribute("split") if stated is None or stated.constant is None else stated.constant.numpy().tolist()
+    sizes = node.attribute("split") if stated is None else stated.numpy().tolist()
     if sizes is None:
         return np.split(array, count, axis) if array.shape[axis] % count == 0 else None
     fits = len(sizes) == count and sum(sizes) == array.shape[axis]

@@ -33,7 +33,7 @@ def is_in_the_last_bits(step: Step, value: Value, run: Run, largest: float) -> b
         largest: The largest difference.
 
     """
-    read = {each: run.values[each] for each in step.node.inputs if each is not None and _is_float(run.values.get(each))}
+    read = {each: run.values[each] for each in step.node.reads if _is_float(run.values.get(each))}
     made = {each: run.values[each] for each in step.node.outputs if each is not None and each in run.values}
     random = np.random.default_rng(0)
     shaken = []
@@ -53,7 +53,7 @@ def is_in_the_last_bits(step: Step, value: Value, run: Run, largest: float) -> b
 
 def differ_in_the_last_bits(step: Step, one: Run, other: Run) -> bool:
     """Whether what a node reads in two runs differs, but in nothing but the last bits."""
-    pairs = [(one.values.get(read), other.values.get(read)) for read in step.node.inputs if read is not None]
+    pairs = [(one.values.get(read), other.values.get(read)) for read in step.node.reads]
     gaps = [gap(first, second) for first, second in pairs if first is not None and second is not None]
     return any(found.differing for found in gaps) and all(found.relative <= LAST_BITS for found in gaps)
 

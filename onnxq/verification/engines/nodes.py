@@ -118,11 +118,11 @@ class NodeByNode:
                 return
         if found.within or node.display_name in self.culprits or (_rounds_inside(step) and found.relative <= INSIDE):
             return
-        inputs = [forced.values.get(read) for read in node.inputs if read is not None]
+        inputs = [forced.values.get(read) for read in node.reads]
         if node.op_type in SUMS and found.max_abs <= CANCELLED * _rounded_by(inputs):
             return
         operator = step.node.operator
-        undefined = [read for read in node.inputs if read is not None and holds(forced.values.get(read), np.isnan)]
+        undefined = [read for read in node.reads if holds(forced.values.get(read), np.isnan)]
         if undefined:
             self.of_nan = self.of_nan or (f"{operator} node {node.display_name}", undefined[0].name)
             return

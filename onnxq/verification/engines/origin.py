@@ -47,7 +47,7 @@ def _followed(evaluator: Evaluator, feeds: Mapping[str, np.ndarray], wrong: Any)
     theirs = InnerTensors(evaluator, feeds)
     found: dict[Value, tuple[Node, str]] = {}
     for index, step in enumerate(evaluator.steps):
-        before = next((found[read] for read in step.node.inputs if read is not None and read in found), None)
+        before = next((found[read] for read in step.node.reads if read in found), None)
         shown = theirs.of(index)
         for value in step.node.outputs:
             if value is not None and value in shown and holds(shown[value], wrong):

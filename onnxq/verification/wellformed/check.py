@@ -46,7 +46,7 @@ def find_defects(model: Model) -> list[Defect]:
     found += missing
     absent = {defect.tensor for defect in missing}
     for node in whole.graph.walk():
-        if not absent.intersection(value.name for value in node.inputs if value is not None):
+        if not absent.intersection(value.name for value in node.reads):
             found += _check_node(node, whole)
     if contradiction and not any(defect.is_error for defect in found):
         found.append(Defect("", "", contradiction))

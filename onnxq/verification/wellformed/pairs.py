@@ -66,7 +66,7 @@ def _check_origin(node: Node) -> Iterator[Defect]:
         yield at(node, source, f"reads '{source.name}', which {producer.op_type} makes: no codes", is_error=False)
     if is_quantize(producer):
         for slot, role in ((1, "scale"), (2, "zero point")):
-            if _differ(_get(producer, slot), _get(node, slot)) and not (slot == 1 and is_rising(node)):
+            if _differ(producer.input(slot), node.input(slot)) and not (slot == 1 and is_rising(node)):
                 yield at(
                     node,
                     source,
@@ -85,10 +85,6 @@ def _differ(first: Value | None, second: Value | None) -> bool:
     if a.size == 1 or b.size == 1:
         return not bool((a == b).all())
     return a.shape != b.shape or not np.array_equal(a, b)
-
-
-def _get(node: Node, slot: int) -> Value | None:
-    return node.inputs[slot] if slot < len(node.inputs) else None
 
 
 @cache
