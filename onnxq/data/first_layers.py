@@ -66,7 +66,7 @@ def first_layers(model: Model, name: str, most: int = MOST_LAYERS) -> FirstLayer
     for node in model.graph.nodes:
         inputs = node.reads if node.op_type not in SHAPES else []
         names = frozenset[str]().union(*(read.get(value, frozenset()) for value in inputs))
-        read.update(dict.fromkeys((value for value in node.outputs if value is not None), names))
+        read.update(dict.fromkeys(node.makes, names))
         if name not in names or node.is_body_holder or node.domain:
             continue
         if node.op_type in AFFINE and names == {name} and _has_constants(node, 1):
@@ -87,7 +87,7 @@ def first_layers(model: Model, name: str, most: int = MOST_LAYERS) -> FirstLayer
 
 def _gives_output(node: Node) -> bool:
     """Whether a node makes an output of the model, which others may move elsewhere."""
-    made = [value for value in node.outputs if value is not None]
+    made = node.makes
     readers = (reader for value in made for reader in value.consumers())
     return any(value.is_output for value in made) or any(
         reader.op_type in (*MOVERS, "Identity") and not reader.domain and _gives_output(reader) for reader in readers
@@ -107,7 +107,7 @@ def upper_bound(node: Node) -> float | None:
 
 def saturated_share(taps: LayerInputs, samples: Sequence[Sample], node: Node) -> float:
     """Return the share of an activation's values that are at its bounds, to a hundredth: both of them but for Clip."""
-    bound, values = upper_bound(node), [value for value in node.outputs if value is not None]
+    bound, values = upper_bound(node), node.makes
     if bound is None:
         return 0.0
     made = _joined(taps.run(samples, values))[0]

@@ -263,7 +263,7 @@ def _ignore(array: Any) -> None:
 def _in_main_graph(value: Value) -> Value:
     """Return the value itself, or for one inside a body the first output of the outermost node around it."""
     while value.graph.owner is not None:
-        value = next(output for output in value.graph.owner.outputs if output is not None)
+        value = value.graph.owner.makes[0]
     return value
 
 

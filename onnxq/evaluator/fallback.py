@@ -58,7 +58,7 @@ class Fallback:
     def _single_node_model(self, feeds: Mapping[str, Any]) -> onnx.ModelProto:
         proto = onnx.NodeProto.FromString(join(encode_node(self._node)))
         inputs = [onnx.ValueInfoProto(name=name, type=_type(value)) for name, value in feeds.items()]
-        outputs = [onnx.ValueInfoProto(name=output.name) for output in self._node.outputs if output is not None]
+        outputs = [onnx.ValueInfoProto(name=output.name) for output in self._node.makes]
         graph = helper.make_graph([proto], "node", inputs, outputs)
         opsets = [helper.make_opsetid(domain, version) for domain, version in self._opsets.items()]
         if self._node.domain not in self._opsets:

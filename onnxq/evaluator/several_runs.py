@@ -53,7 +53,7 @@ def _share(runs: Sequence[Run], step: Step) -> None:
     for run in runs[:1]:
         run.compute(step)
     for run in runs[1:]:
-        run.values.update((value, runs[0].values[value]) for value in step.node.outputs if value is not None)
+        run.values.update((value, runs[0].values[value]) for value in step.node.makes)
 
 
 def _bytes(run: Run, step: Step) -> int:

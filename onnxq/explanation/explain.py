@@ -114,7 +114,7 @@ def chosen(prepared: Prepared, pattern: str, before: Iterable[str] = ()) -> list
 
     """
     decisions = prepared.plan.decisions
-    made = [{value.name for value in decision.node.outputs if value is not None} for decision in decisions]
+    made = [{value.name for value in decision.node.makes} for decision in decisions]
     found = (
         [d for d in decisions if d.node.display_name == pattern]
         or [d for d, tensors in zip(decisions, made, strict=True) if pattern in tensors]
@@ -134,7 +134,7 @@ def chosen(prepared: Prepared, pattern: str, before: Iterable[str] = ()) -> list
 
 def _names(model: Model) -> set[str]:
     nodes = list(model.graph.walk())
-    return {node.name for node in nodes} | {value.name for node in nodes for value in node.outputs if value} - {""}
+    return {node.name for node in nodes} | {value.name for node in nodes for value in node.makes} - {""}
 
 
 def _explained(prepared: Prepared, decisions: Sequence[Decision]) -> list[Explanation]:
@@ -155,7 +155,7 @@ def _explanation(prepared: Prepared, decision: Decision, became: dict[Node, Node
         attempts=attempts,
         times=_times(node, prepared.plan.costs) if scheme.name == "auto" and _static(attempts) else None,
         inputs=tuple(_input(value, became) for value in node.inputs),
-        outputs=tuple(_output(value, became) for value in node.outputs if value is not None),
+        outputs=tuple(_output(value, became) for value in node.makes),
         hazards=planned_hazards(node, decision.settings),
     )
 

@@ -156,7 +156,7 @@ def _is_quantized(node: Node) -> bool:
         return False
     if node.op_type in FLOAT_OUTPUT:
         return len(producers) == 2
-    readers = [use.node for value in node.outputs if value is not None for use in value.uses]
+    readers = [use.node for value in node.makes for use in value.uses]
     return bool(readers) and all(reader.op_type == "QuantizeLinear" for reader in readers)
 
 

@@ -213,7 +213,7 @@ def _behind(node: Node, types: Iterable[str]) -> Iterator[Node]:
     """Visit the nodes of these types behind a node in its scope, the nearest first."""
     seen, front = {node}, [node]
     for _ in range(FARTHEST):
-        values = [value for each in front for value in each.outputs if value is not None]
+        values = [value for each in front for value in each.makes]
         reads = dict.fromkeys(use.node for value in values for use in value.uses)
         front = [each for each in reads if each not in seen and each.graph is node.graph]
         seen.update(front)

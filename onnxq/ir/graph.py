@@ -127,12 +127,12 @@ class Node:
     @property
     def label(self) -> str:
         """The name of the node in a message: its name, or its first output if it has none."""
-        return self.name or next((f"{self.op_type} of '{o.name}'" for o in self.outputs if o), self.op_type)
+        return self.name or next((f"{self.op_type} of '{o.name}'" for o in self.makes), self.op_type)
 
     @property
     def display_name(self) -> str:
         """Its name in lists, or that of its first output if it has none; unlike `label` a name."""
-        return self.name or next((output.name for output in self.outputs if output is not None), "")
+        return self.name or next((output.name for output in self.makes), "")
 
     @property
     def operator(self) -> str:
@@ -143,6 +143,11 @@ class Node:
     def reads(self) -> list[Value]:
         """The inputs, without those that are left out."""
         return [value for value in self.inputs if value is not None]
+
+    @property
+    def makes(self) -> list[Value]:
+        """The outputs, without those that are left out."""
+        return [value for value in self.outputs if value is not None]
 
     @property
     def constants(self) -> list[Tensor]:

@@ -97,7 +97,7 @@ class Patch:
                 onnx.helper.make_attribute(key, value_of).SerializeToString(deterministic=True)
             )
         self.nodes.append(node)
-        return [value for value in node.outputs if value is not None]
+        return node.makes
 
     def op(self, op_type: str, *inputs: Value | None, hint: str = "", **attributes: Any) -> Value:
         """Add a node with one output, named `hint`."""

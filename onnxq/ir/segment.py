@@ -90,7 +90,7 @@ def cut_segments(model: Model, budget: int, taps: Sequence[Value] = ()) -> list[
     for start, end in zip(starts, [*starts[1:], len(nodes)], strict=True):
         read = dict.fromkeys(value for found in needs[start:end] for value in found)
         segment = Segment([*dict.fromkeys(alone[value] for value in read if value in alone), *nodes[start:end]])
-        made = {value: None for node in segment.nodes for value in node.outputs if value is not None}
+        made = {value: None for node in segment.nodes for value in node.makes}
         segment.constants = [value for value in read if value.tensor is not None]
         segment.inputs = [v for v in read if v.tensor is None and v not in made and (v.producer or v.is_input)]
         segment.outputs = [value for value in made if value in wanted or last.get(value, -1) >= end]
@@ -104,7 +104,7 @@ def _made_of_constants(graph: Graph, wanted: Set[Value]) -> dict[Value, Node]:
     for node in graph.nodes:
         read = list(reads(node))
         if read and node.op_type not in RANDOM and all(value.constant is not None for value in read):
-            outputs = [value for value in node.outputs if value is not None]
+            outputs = node.makes
             if not node.bodies and wanted.isdisjoint(outputs):
                 made |= dict.fromkeys(outputs, node)
     return made
@@ -216,7 +216,7 @@ def _unchanged(model: Model, before: Model) -> set[Value]:
         made = [values.get(value.name) if value is not None else None for value in node.outputs]
         old = next((value.producer for value in made if value is not None), None)
         if old is not None and made == old.outputs and _are_alike(node, old, found):
-            found.update(value for value in node.outputs if value is not None)
+            found.update(node.makes)
     return found
 
 

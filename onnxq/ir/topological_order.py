@@ -36,7 +36,7 @@ def needed_nodes(graph: Graph, wanted: Iterable[Value]) -> list[Node]:
     """Return the nodes of a graph that some of its values need, in its order, which has to be topological."""
     needed, found = set(wanted), []
     for node in reversed(graph.nodes):
-        if any(value in needed for value in node.outputs if value is not None):
+        if any(value in needed for value in node.makes):
             found.append(node)
             needed.update(reads(node))
     return found[::-1]

@@ -92,7 +92,7 @@ def code_caches(model: Model, scales: Mapping[str, np.ndarray]) -> Model:
         names = [value.name if value is not None else "" for value in node.outputs]
         outputs = patch.node(OPERATOR, inputs, outputs=names, domain=MICROSOFT, **stated)
         named_after(patch, node)
-        for old, new in zip((value for value in node.outputs if value is not None), outputs, strict=True):
+        for old, new in zip(node.makes, outputs, strict=True):
             patch.replace(old, new)
         changed += each.pasts
     names_of_outputs = [value.name for value in model.graph.outputs]

@@ -124,7 +124,7 @@ def _alone(node: Node, shapes: Shapes) -> _Region | None:
     data = data[:1] if node.op_type in ("Slice", "Split") else [value for value in data if value.constant is None]
     if node.domain or not supported or not data or None in node.outputs:
         return None
-    values = dict.fromkeys([*data, *(value for value in node.outputs if value is not None)])
+    values = dict.fromkeys([*data, *node.makes])
     dims = {value: shapes.of(value) for value in values}
     first = dims[data[0]]
     if first is None or len(first) < 2 or sum(size.known is None for size in first[:-1]) > 1:
@@ -192,7 +192,7 @@ def _written(region: _Region, opset: int) -> Patch:
         attributes = node.attributes() | ({"axis": 0} if node.op_type in ("Concat", "Split") else {})
         if node.op_type == "Slice" and opset < AXES_AS_INPUT:
             attributes["axes"] = [0]
-        outputs = [value for value in node.outputs if value is not None]
+        outputs = node.makes
         hints = [f"{value.name}_coordinates_first" for value in outputs]
         made = patch.node(node.op_type, inputs, outputs=hints, **attributes)
         named_after(patch, node)

@@ -203,7 +203,7 @@ def _spared(node: Node) -> bool:
             if use.node.op_type == "MatMul" and not use.node.domain and not _constants(use.node):
                 products += 1
             elif _passed(use.node):
-                pending += [each for each in use.node.outputs if each is not None]
+                pending += use.node.makes
             else:
                 return False
         if value.is_output:

@@ -41,7 +41,7 @@ def swappable(node: Node, shapes: Shapes) -> Swappable | None:
     rule = RULES.get(node.op_type)
     if rule is None or node.domain or node.bodies:
         return None
-    ranks = [_rank(value, shapes) for value in node.outputs if value is not None]
+    ranks = [_rank(value, shapes) for value in node.makes]
     if not ranks or ranks[0] < FEWEST_AXES:
         return None
     return rule(node, shapes)

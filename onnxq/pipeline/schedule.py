@@ -112,7 +112,7 @@ class _Prices:
             len(nodes),
             len(plan.quantized()),
             model.weight_bytes // FLOAT32,
-            sum(count(value, shapes) for node in nodes if node.op_type not in VIEWS for value in node.outputs if value),
+            sum(count(value, shapes) for node in nodes if node.op_type not in VIEWS for value in node.makes),
             sum(_windows(node, shapes) for node in nodes),
             sum(_calls(node, shapes) for node in nodes),
             (len(values), sum(count(value, shapes) for value in values)),

@@ -178,4 +178,4 @@ class Plan:
 
 def node_key(node: Node) -> str:
     """Name a node for `Choices`: by its first output, for nodes may lack a name or share it."""
-    return next((value.name for value in node.outputs if value is not None), "")
+    return next((value.name for value in node.makes), "")

@@ -68,7 +68,7 @@ def float_node_time(node: Node, costs: Costs) -> float:
 
     Nodes that no table knows take what moving their elements takes.
     """
-    output = next((value for value in node.outputs if value is not None), None)
+    output = next(iter(node.makes), None)
     if output is None or node.op_type in FREE or _computed_at_load(node):
         return 0.0
     start, elements = costs.borders["node"], count(output, costs.shapes)

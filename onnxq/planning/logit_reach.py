@@ -59,14 +59,14 @@ def _is_logit(value: Value) -> bool:
 
 
 def _gives_output(node: Node) -> bool:
-    made = [value for value in node.outputs if value is not None]
+    made = node.makes
     behind = (other for value in made for other in _following(value, DECODING))
     return any(value.is_output for value in made) or any(_is_output(other) for other in behind)
 
 
 def _is_output(node: Node) -> bool:
     passing = node.op_type in DECODING and not node.domain
-    return passing and any(value.is_output for value in node.outputs if value is not None)
+    return passing and any(value.is_output for value in node.makes)
 
 
 def _following(value: Value, through: frozenset[str]) -> list[Node]:
@@ -78,5 +78,5 @@ def _following(value: Value, through: frozenset[str]) -> list[Node]:
             if use.node not in found:
                 found[use.node] = None
                 if use.node.op_type in through and not use.node.domain:
-                    left += [made for made in use.node.outputs if made is not None]
+                    left += use.node.makes
     return list(found)

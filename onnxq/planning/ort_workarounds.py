@@ -65,7 +65,7 @@ def breaks_runtime(graph: Graph, candidates: Iterable[Node]) -> dict[Node, str]:
 
 def _feeds_many_scales(node: Node) -> bool:
     """Whether the model's own Q/DQ nodes read an output with many scales, or as their scale or zero point."""
-    uses = [use for value in node.outputs if value is not None for use in value.uses if use.node.op_type in SCALING]
+    uses = [use for value in node.makes for use in value.uses if use.node.op_type in SCALING]
     return any(use.slot or not one_scale(use.node) for use in uses)
 
 

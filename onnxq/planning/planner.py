@@ -235,11 +235,11 @@ def _keep_paying_passives(graph: Graph, decided: dict[Node, Decision], recipe: R
         form = decided[node].form
         if form is None or not form.output:
             if _absorbable(node, decided, recipe) and node.inputs[0] in in_integers:
-                in_integers.update(value for value in node.outputs if value)
+                in_integers.update(node.makes)
             continue
         reads = [node.inputs[slot] for slot in form.activations]
         if not form.passive or all(value in in_integers for value in reads):
-            in_integers.update(value for value in node.outputs if value)
+            in_integers.update(node.makes)
     wanted: set[Value] = set()
     for node in reversed(graph.nodes):
         form = decided[node].form

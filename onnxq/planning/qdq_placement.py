@@ -129,7 +129,7 @@ def _everywhere(site: NodeView) -> QuantizedForm:
     floats = [slot for slot in slots if _dtype(node.inputs[slot]) == TensorProto.FLOAT]
     if not floats or node.outputs[0] is None or node.outputs[0].dtype != TensorProto.FLOAT:
         raise NotQuantizable("it works on no float32 values")
-    if len([value for value in node.outputs if value is not None]) > 1:
+    if len(node.makes) > 1:
         raise NotQuantizable("it has several outputs")
     constants = tuple(slot for slot in floats if site.constant(slot) is not None)
     activations = tuple(slot for slot in floats if slot not in constants)

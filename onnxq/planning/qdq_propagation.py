@@ -26,7 +26,7 @@ def propagate_qdq(plan: Plan) -> None:
             assert value is not None
             plan.ranges.setdefault(value, settings)
         if form.output:
-            made = [output for output in node.outputs if output is not None]
+            made = node.makes
             first = plan.outputs.setdefault(node, made[0])
             plan.others[node] = tuple(made[1:])
             source = node.inputs[0]

@@ -54,8 +54,8 @@ def computing_sizes(graphs: Iterable[Graph]) -> set[Node]:
     for node in nodes:
         given = [value for value in node.reads if value.constant is None]
         if node.op_type in FROM_SHAPES or (given and known.issuperset(given)):
-            known.update(value for value in node.outputs if value is not None)
-    return {node for node in _deciding(nodes) if known.issuperset(value for value in node.outputs if value)}
+            known.update(node.makes)
+    return {node for node in _deciding(nodes) if known.issuperset(node.makes)}
 
 
 def _deciding(nodes: Sequence[Node]) -> set[Node]:

@@ -136,11 +136,11 @@ def layer_sizes(float_model: Model, quantized: Model) -> tuple[LayerSize, ...]:
     float model has, too: one of them may hold the codes.
     """
     named = {node.name: node for node in quantized.graph.walk() if node.name}
-    made = {value.name: value for node in quantized.graph.walk() for value in node.outputs if value is not None}
+    made = {value.name: value for node in quantized.graph.walk() for value in node.makes}
     ends: dict[Node, tuple[Node, ...]] = {}
     known = {value.name for value in float_model.graph.inputs}
     for node in float_model.graph.walk():
-        outputs = [value.name for value in node.outputs if value is not None]
+        outputs = [value.name for value in node.makes]
         makers = [_maker(made.get(name)) for name in outputs]
         ends[node] = tuple(dict.fromkeys(end for end in (named.get(node.name), *makers) if end is not None))
         known.update(outputs)
@@ -149,7 +149,7 @@ def layer_sizes(float_model: Model, quantized: Model) -> tuple[LayerSize, ...]:
     for node, starts in ends.items():
         before = sum(_constant_bytes(node))
         if before and starts:
-            own = {value.name for value in node.outputs if value is not None}
+            own = {value.name for value in node.makes}
             others = frozenset(end for end, home in homes.items() if home is not node)
             after = sum(_region_bytes([end for end in starts if end not in others], known - own, others))
             found.append(LayerSize(node.display_name, node.operator, before, after))

@@ -212,7 +212,7 @@ def find_masked(graph: Graph, opset: int, known: ValueLookup, besides: Collectio
             found.append(MaskedSoftmax(node, scores, tuple(terms)))
         elif (choice := _choice(scores, known)) is not None:
             # PyTorch's safe Softmax asks for NaN, to give 0 for a row that is masked as a whole
-            awaited = any(reader.op_type == "IsNaN" for out in node.outputs if out for reader in out.consumers())
+            awaited = any(reader.op_type == "IsNaN" for out in node.makes for reader in out.consumers())
             found.append(MaskedSoftmax(node, scores, (scores,), *choice, awaited and choice[1] == -np.inf))
     return found
 

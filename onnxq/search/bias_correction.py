@@ -342,7 +342,7 @@ def shrink_to_zero(off: np.ndarray) -> np.ndarray:
 
 
 def _channels(node: Node) -> int:
-    weight = node.inputs[1].constant if node.inputs[1] is not None else None
+    weight = node.constant(1)
     if weight is None:
         return -1
     if node.op_type == "Conv":

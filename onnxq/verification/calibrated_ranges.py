@@ -159,7 +159,7 @@ def _ranges(model: Model) -> Iterator[_Range]:
             yield _Range(source, words, direct, *bounds)
         elif node.op_type != "Shape":
             direct = node.op_type in PASSING and all(is_direct for _, is_direct in origins[:1])
-            made = (value for value in node.outputs if value is not None)
+            made = node.makes
             behind.update(dict.fromkeys(made, (origins[0][0], direct)))
 
 

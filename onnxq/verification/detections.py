@@ -157,7 +157,7 @@ def _operator(node: Node) -> str:
 def _picks(node: Node) -> list[Value]:
     """Return the outputs that say what is picked; a node with bodies may have picked whatever it gives."""
     if node.bodies:
-        return [value for value in node.outputs if value is not None]
+        return node.makes
     place = PICKS[node.op_type][1] if node.op_type in PICKS else 0
     return [value for value in node.outputs[place : place + 1] if value is not None]
 

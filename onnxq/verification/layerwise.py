@@ -150,7 +150,7 @@ class _SideBySide:
 
     def __init__(self, reference: Evaluator, result: Evaluator, feeds: Sequence[Mapping[str, np.ndarray]]) -> None:
         self.steps = reference.steps
-        made = {value.name for step in self.steps for value in step.node.outputs if value is not None}
+        made = {value.name for step in self.steps for value in step.node.makes}
         self.quantized = _Quantized(result, made, feeds)
         self.picked = find_selection(reference.model).picked
         self.float_runs = [reference.begin(sample) for sample in feeds]

@@ -150,7 +150,7 @@ def _is_quantized(node: Node) -> bool:
         return False
     if node.op_type in FLOAT_BETWEEN:
         return False
-    readers = [use.node.op_type for value in node.outputs if value is not None for use in value.uses]
+    readers = [use.node.op_type for value in node.makes for use in value.uses]
     return node.op_type in FLOAT_OUTPUT or (bool(readers) and set(readers) == {"QuantizeLinear"})
 
 

@@ -1,4 +1,4 @@
-"""What a node is called, and what it reads."""
+"""What a node is called, what it reads and makes."""
 
 from __future__ import annotations
 
@@ -40,6 +40,15 @@ def test_what_a_node_reads() -> None:
         None,
     ]
     assert [found.constant(slot) is not None for slot in range(5)] == [False, False, True, False, False]
+
+
+def test_what_a_node_makes() -> None:
+    """An output may be left out, too."""
+    node = helper.make_node("Split", ["x"], ["", "y", ""], num_outputs=3)
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in "xy")
+    model = helper.make_model(helper.make_graph([node], "g", [x], [y]), opset_imports=[helper.make_opsetid("", 18)])
+    (found,) = parse(model.SerializeToString()).graph.nodes
+    assert [value.name for value in found.makes] == ["y"]
 
 
 def test_names_that_are_made_are_of_bounded_length():

@@ -50,7 +50,7 @@ def table_rows(facts: ModelFacts, name: str) -> int | None:
         for use in waiting.pop().uses:
             table = use.node.inputs[0] if use.node.inputs else None
             if use.node.op_type in THROUGH and use.slot == 0:
-                waiting += [one for one in use.node.outputs if one is not None]
+                waiting += use.node.makes
             elif use.node.op_type == "Gather" and use.slot == 1 and table is not None and table.tensor is not None:
                 rows = table.shape[0] if table.shape and not use.node.attribute("axis", 0) else None
                 found += [rows] if isinstance(rows, int) else []

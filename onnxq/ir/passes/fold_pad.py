@@ -47,7 +47,7 @@ def _fold(conv: Node) -> Patch | None:
     patch = Patch(conv.graph, conv, "the zeros before it are pads of its own")
     if between:
         patch.rewire(between[0], 0, pad.inputs[0])
-        for value in (value for node in between for value in node.outputs if value is not None):
+        for value in (value for node in between for value in node.makes):
             patch.rename(value, f"{value.name}_bare")  # it is another tensor than before
     made = patch.node(
         "Conv",

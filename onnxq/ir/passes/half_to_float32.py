@@ -40,7 +40,7 @@ def widen_floats(model: Model) -> int:
         return 0
     infer_types(model)
     nodes = [node for node in model.graph.walk() if _can_widen(node, model.opset)]
-    work = _Widening({value: None for node in nodes for value in node.outputs if value and value.dtype in HALF_TYPES})
+    work = _Widening({value: None for node in nodes for value in node.makes if value.dtype in HALF_TYPES})
     for node in nodes:
         work.read_wide(node)
     for value in work.wide:

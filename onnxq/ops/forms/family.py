@@ -314,7 +314,7 @@ def float_reason(node: Node, scheme: str) -> str:
     load_families()
     if node.bodies:
         return "it only holds bodies, whose nodes are planned one by one"
-    outputs = [value for value in node.outputs if value is not None]
+    outputs = node.makes
     if outputs and all(
         value.dtype not in (None, TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE) for value in outputs
     ):

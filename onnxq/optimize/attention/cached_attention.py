@@ -240,7 +240,7 @@ def _read_sizes(node: Node, cases: Sequence[_Case]) -> tuple[int | str, ...]:
 
     """
     found: list[int | str] = []
-    made = [np.asarray(case.sizes.of(value)) for case in cases for value in node.outputs if value is not None]
+    made = [np.asarray(case.sizes.of(value)) for case in cases for value in node.makes]
     named = {"batch": [case.batch for case in cases], "length": [case.length for case in cases]}
     for column in np.stack(made, axis=1).tolist():
         names = [name for name, sizes in named.items() if sizes == column]

@@ -196,7 +196,7 @@ def _measuring(nodes: dict[Node, None], kept: set[Value | None]) -> tuple[Node, 
     """
     idle: set[Node] = set()
     found: dict[Node, None] = {}
-    for value in (value for node in nodes for value in node.outputs if value is not None and value not in kept):
+    for value in (value for node in nodes for value in node.makes if value not in kept):
         outside = [use.node for use in value.uses if use.node not in nodes and not _is_idle(use.node, nodes, idle)]
         if value.is_output or any(map(_is_more_than_shape, outside)):
             return None

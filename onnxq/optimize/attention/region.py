@@ -166,7 +166,7 @@ def _product(value: Value, sized: set[Value]) -> Node | None:
 
 def _closed(nodes: dict[Node, None], result: Value) -> bool:
     """Tell whether nothing else reads what the nodes make, but for the result."""
-    made = [value for node in nodes for value in node.outputs if value is not None and value is not result]
+    made = [value for node in nodes for value in node.makes if value is not result]
     return all(not value.is_output and all(use.node in nodes for use in value.uses) for value in made)
 
 

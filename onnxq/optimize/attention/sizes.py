@@ -35,7 +35,7 @@ def sized_values(graph: Graph, given: Iterable[Value] = ()) -> set[Value]:
             continue
         reads = node.reads
         if node.op_type in MEASURES or all(value in found or value.constant is not None for value in reads):
-            found.update(value for value in node.outputs if value is not None)
+            found.update(node.makes)
     return found
 
 
@@ -164,7 +164,7 @@ class Sizes:
             source = node.inputs[0] if node.op_type in MEASURES else None
             if source is not None and source not in self._known and self._has_shape(source):
                 run_node(node, scratch := {source: np.broadcast_to(np.int8(0), self.shape(source))}, self._opset)
-                self._known.update((made, scratch[made]) for made in node.outputs if made is not None)
+                self._known.update((made, scratch[made]) for made in node.makes)
                 continue
             missing = [v for v in node.reads if v not in self._known and v.constant is None]
             if missing:

@@ -24,7 +24,7 @@ def _unread(graph: Graph) -> dict[Node, None]:
     """Return the nodes that neither an output nor a node that stays depends on, the last first."""
     found: dict[Node, None] = {}
     for node in reversed(graph.nodes):
-        made = [value for value in node.outputs if value is not None]
+        made = node.makes
         needed = any(value.is_output or any(use.node not in found for use in value.uses) for value in made)
         if not needed and not node.domain and not node.is_body_holder:
             found[node] = None

@@ -29,7 +29,7 @@ def eliminate_no_ops(model: Model) -> Iterator[Patch]:
     shapes = shapes_of(model)
     gone: dict[Value, Value] = {}
     for node in graph.nodes:
-        if node.domain or len([o for o in node.outputs if o is not None]) != 1 or node.outputs[0] is None:
+        if node.domain or len(node.makes) != 1 or node.outputs[0] is None:
             continue
         output = node.outputs[0]
         source = _source(node, shapes)

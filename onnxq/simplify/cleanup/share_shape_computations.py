@@ -74,7 +74,7 @@ class _Sizes:
         return bool(given) and all(_is_small(value) for value in given)
 
     def _change(self, node: Node) -> Iterator[Change]:
-        outputs = [value for value in node.outputs if value is not None]
+        outputs = node.makes
         self._derived.update(outputs)
         known = self._known(node)
         first = self._first.setdefault(self._computed(node), node)

@@ -58,7 +58,7 @@ def channel_path(conv: Node, until: tuple[str, ...]) -> list[Value]:
 
 def bias_of(conv: Node) -> np.ndarray | None:
     """Return the bias in float64, one element for each channel, zeros where there is none."""
-    weight = conv.inputs[1].constant if conv.inputs[1] is not None else None
+    weight = conv.constant(1)
     if weight is None or weight.dtype != TensorProto.FLOAT or len(weight.shape) < 3:
         return None
     transposed = conv.op_type == "ConvTranspose"

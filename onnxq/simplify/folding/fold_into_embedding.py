@@ -134,7 +134,7 @@ class _Rows:
         if node.domain or any(tensor.dtype != TensorProto.FLOAT for tensor in constants):
             return False
         if node.op_type == "MatMul":
-            right = node.inputs[1].constant if node.inputs[1] is not None else None
+            right = node.constant(1)
             wide = right is not None and len(right.shape) == 2 and right.shape[1] <= right.shape[0]
             return self.axes >= 1 and wide and len(constants) == 1
         along = all(len(_along_row(t.shape)) <= self.axes and len(t.shape) <= self.rank for t in constants)

@@ -148,7 +148,7 @@ def _reshaped(chain: Chain, node: Node) -> Chain | None:
     if node.op_type != "Reshape":
         return chain
     before, after, output = chain.end.shape, node.outputs[0].shape if node.outputs[0] else None, node.outputs[0]
-    target = node.inputs[1].constant if node.inputs[1] is not None else None
+    target = node.constant(1)
     if before is None or after is None or output is None or _means_zero(node):
         return None
     columns, rows = chain.tail[0], len(before) - 1
@@ -169,7 +169,7 @@ def _reshaped(chain: Chain, node: Node) -> Chain | None:
 
 def _means_zero(node: Node) -> bool:
     """Whether a 0 in the target of a Reshape is a size; PyTorch says so to every Reshape, most of which have none."""
-    target = node.inputs[1].constant if node.inputs[1] is not None else None
+    target = node.constant(1)
     return bool(node.attribute("allowzero", 0)) and (target is None or 0 in target.numpy())
 
 
@@ -241,7 +241,7 @@ def _squeezed(part: ColumnSlice) -> ColumnSlice:
 
 
 def _gathered(chain: Chain, node: Node) -> ColumnSlice | None:
-    index = node.inputs[1].constant if node.inputs[1] is not None else None
+    index = node.constant(1)
     if index is None or index.shape or node.outputs[0] is None:
         return None
     axis = node.attribute("axis", 0) % len(chain.end.shape or (0,))

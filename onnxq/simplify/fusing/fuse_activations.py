@@ -38,7 +38,7 @@ def fuse_activations(model: Model) -> Iterator[Change]:
     """
     for graph in model.graph.graphs():
         place, taken = node_positions(graph), set[Node]()
-        made = [output for node in graph.nodes for output in node.outputs if output is not None]
+        made = [output for node in graph.nodes for output in node.makes]
         for value in (*graph.inputs, *made):
             if value.dtype != TensorProto.FLOAT or value.constant is not None:
                 continue

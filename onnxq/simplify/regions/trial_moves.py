@@ -26,7 +26,7 @@ def numbered(value: Value, shapes: Shapes) -> Array | None:
 
 
 def _reshaped(array: Array, node: Node) -> Array | None:
-    target = node.inputs[1].constant if node.inputs[1] is not None else None
+    target = node.constant(1)
     if target is None or node.attribute("allowzero", 0):
         return None
     sizes = target.numpy().tolist()
@@ -56,7 +56,7 @@ def _squeezed(array: Array, node: Node) -> Array | None:
 
 
 def _gathered(array: Array, node: Node) -> list[Array] | None:
-    indices = node.inputs[1].constant if node.inputs[1] is not None else None
+    indices = node.constant(1)
     axis = int(node.attribute("axis", 0))
     if indices is None or not -array.ndim <= axis < array.ndim:
         return None

@@ -34,7 +34,7 @@ def is_in_the_last_bits(step: Step, value: Value, run: Run, largest: float) -> b
 
     """
     read = {each: run.values[each] for each in step.node.reads if _is_float(run.values.get(each))}
-    made = {each: run.values[each] for each in step.node.outputs if each is not None and each in run.values}
+    made = {each: run.values[each] for each in step.node.makes if each in run.values}
     random = np.random.default_rng(0)
     shaken = []
     try:

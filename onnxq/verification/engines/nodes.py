@@ -79,7 +79,7 @@ class NodeByNode:
         return {value.name: own.values[value] for value in outputs}
 
     def _step(self, step: Step, theirs: Mapping[Value, Any], forced: Run, own: Run, sample: int) -> None:
-        given = {value: theirs[value] for value in step.node.outputs if value is not None and value in theirs}
+        given = {value: theirs[value] for value in step.node.makes if value in theirs}
         if self._compute(step, forced, own):
             for value, array in given.items():
                 self._compare_node(step, value, (array, forced.values[value]), forced, sample)
