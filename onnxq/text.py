@@ -13,6 +13,7 @@ Named = TypeVar("Named", bound=str | PathLike[str])
 
 FLOAT = "float"
 ALIKE = str.maketrans({"→": "->", "×": "x", "…": "...", "·": "*", "−": "-", "–": "-", "\u00a0": " "})
+VARIABLE = re.compile(r"\$\{?[A-Za-z_]")  # of a shell
 UNITS = {
     "B": 1,
     "kB": 1000,
@@ -155,6 +156,15 @@ def did_you_mean(word: str, candidates: Iterable[str], *, most: int = 1, cutoff:
     near = difflib.get_close_matches(word, list(candidates), n=most, cutoff=cutoff)
     names = " or ".join(f"'{name}'" for name in near)
     return f"Did you mean {names}?" if near else ""
+
+
+def shell_hint(path: str) -> str:
+    """Say how to write a path with something that the shell was to replace; empty where there is nothing."""
+    if path.startswith("~"):
+        return "The shell replaces ~ at the beginning of a word without quotes only: write $HOME."
+    if VARIABLE.search(path):
+        return "The shell replaces $NAME outside of single quotes only: write double ones, or none."
+    return ""
 
 
 def printable(text: str) -> str:

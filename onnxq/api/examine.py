@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from onnxq.data.examine import Examination
+from onnxq.data.examine import Examination, some_of
 from onnxq.data.examine import examine as examine_samples
 from onnxq.data.reading import PLAIN, Reading
 from onnxq.data.samples import list_sources
@@ -59,7 +59,7 @@ def examine(
         data: What samples are read from, one source or several, as for `quantize`.
         reading: How data that are no arrays become samples.
         samples: Instead of `data`: as for `onnxq.quantize`.
-        sample_limit: Use no more samples.
+        sample_limit: Use no more samples. By default all, or some spread evenly where all of them hold very much.
         observer: Told about each step.
 
     Returns:
@@ -80,8 +80,9 @@ def examine(
         progress.step("load")
         read = read_model(model)
         infer_types(read)
-        given = open_data(read, sources, samples, sample_limit, reading)
+        given = open_data(read, sources, samples, sample_limit, reading, passes=1)
         if given is None:
             raise DataError("no data is given", "Add --data.")
+        given = given if sample_limit is not None else some_of(given)
         progress.step("examine")
         return examine_samples(read, given, progress=progress.progress)

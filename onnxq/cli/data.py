@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from onnxq.data.samples import Samples
 
 MOST_LABELS = 8
+LOOK = "look"  # the one kind of work of this command
 GivenData = Annotated[list[str], declared("data")]
 Page = Annotated[
     Path | None,
@@ -56,10 +57,10 @@ def data(
     Warns of data that look wrong for the model. Only the first layers and a few whole runs are computed.
     """
     from onnxq.cli.terminal import TerminalObserver, show, warn
-    from onnxq.data.examine import examine
+    from onnxq.data.examine import examine, some_of
     from onnxq.errors import DataError
     from onnxq.ir import infer_types, load
-    from onnxq.progress import following
+    from onnxq.progress import Work, following, working
     from onnxq.report import SCHEMA, to_json
     from onnxq.report.data_page import check_page_path, data_page
     from onnxq.report.write import write_text
@@ -75,10 +76,18 @@ def data(
         observer.step("load")
         read = load(model)
         infer_types(read)
-        given = open_data(read, data, None, samples, reading)
+        given = open_data(read, data, None, samples, reading, passes=1)
         assert given is not None
+        given = given if samples is not None else some_of(given)
         observer.step("examine")
-        seen = examine(read, given, progress=observer.progress)
+        observer.expect([Work("examine", LOOK, 1.0)])
+        with working(LOOK) as advance:
+
+            def tell(done: int, total: int | None) -> None:
+                advance(done, total)
+                observer.progress(done, total)
+
+            seen = examine(read, given, progress=tell)
     if html is not None:
         write_text(html, data_page(model.name, given, seen))
     if output_format is Format.JSON:

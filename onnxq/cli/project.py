@@ -98,13 +98,13 @@ def was_given(context: typer.Context, name: str | None) -> bool:
 def open_project(config: Path | None) -> Project:
     """Read the project file, and say what else could be given where there is none."""
     from onnxq.errors import ProjectError
-    from onnxq.project.file import FILE, START, find_project, load_project
+    from onnxq.project.file import FILE, find_project, how_to_start, load_project
 
     path = config or find_project()
     if path is None:
         raise ProjectError(
             f"no model is given, and there is no {FILE} in this folder or above it",
-            f"Give a MODEL, or create {FILE}. {START}",
+            f"Give a MODEL. {how_to_start()}",
         )
     return load_project(path)
 

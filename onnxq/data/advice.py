@@ -13,7 +13,7 @@ from onnxq.data.text.roles import takes_text
 from onnxq.data.unread.formats import pictures_without_ending, unread_format
 from onnxq.data.validation import InputSpec
 from onnxq.errors import DataError
-from onnxq.text import counted, did_you_mean, join_words
+from onnxq.text import counted, did_you_mean, join_words, shell_hint
 
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 SOUNDS = (".wav", ".flac", ".mp3", ".ogg")
@@ -119,8 +119,8 @@ def missing_data(source: str) -> DataError:
         hint = f"Repeat --data for every file: {' '.join(f'-d {part.strip()}' for part in source.split(','))}."
     elif any(sign in source for sign in "*?["):
         return _pattern(path)
-    elif source.startswith("~"):
-        hint = "The shell replaces ~ at the beginning of a word without quotes only: write $HOME."
+    elif in_shell := shell_hint(source):
+        hint = in_shell
     elif "\\" in source:  # it is a name here, and the folders of a path on Windows
         hint = f"Write / between folders: {source.replace(chr(92), '/')}."
     elif code.is_file():

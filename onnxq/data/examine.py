@@ -29,6 +29,7 @@ from onnxq.text import counted
 from onnxq.warning import WarningLine
 
 FEW = 16  # samples below which ranges are a matter of luck
+FEWEST_SEEN, MOST_SEEN = 500, 1 << 27  # samples, and elements of all: what a look takes of very many
 MANY_EQUAL = 0.25  # share of samples that equal another one
 MOST_RUN, MOST_ELEMENTS = 12, 1 << 21  # samples that are run, and their elements
 MOST_HELD = 1 << 23  # elements of samples that the first convolutions are run on, if there is a doubt
@@ -104,6 +105,15 @@ def examine(
         found += _of_model(model, few, held, {summary.name: summary for summary in summaries}, given.decoders)
     found += _of_pictures(given, seen.count, known=any(warning.code == CODE for warning in found))
     return Examination(summaries, seen.count, tuple(found), seen.sheet.thumbnails())
+
+
+def some_of(samples: Samples) -> Samples:
+    """Return samples that a look at takes a moment: all, or some spread evenly where all of them hold very much."""
+    count = samples.count
+    if count is None or count <= FEWEST_SEEN:
+        return samples
+    elements = sum(array.size for array in next(iter(samples)).values())
+    return samples.spread(max(FEWEST_SEEN, min(count, MOST_SEEN // max(elements, 1))))
 
 
 def _counted(

@@ -225,7 +225,8 @@ class Samples(Iterable[Sample]):
                 where = f"{SAMPLES}[{index}]" if source.label == SAMPLES else where
                 sample = conform(raw, self.inputs, where)
                 for name, array in sample.items():
-                    if (dtype := np.asarray(raw[name]).dtype) != array.dtype:
+                    dtype = np.asarray(raw[name]).dtype
+                    if dtype != array.dtype and not array.dtype.hasobject:  # words are objects, whatever they were
                         self.converted[name] = dtype
                 yield sample
                 seen += 1

@@ -50,6 +50,13 @@ def find_project(start: Path | None = None) -> Path | None:
     return None
 
 
+def how_to_start() -> str:
+    """Say how to come by a project file where there is none."""
+    if Path(FILE).is_dir():
+        return f"The folder {FILE} is in its place: give that another name."
+    return f"`onnxq init` writes one for the models in this folder. Or: {START[0].lower()}{START[1:]}"
+
+
 def load_project(path: Path | None = None) -> Project:
     """Read a project file.
 
@@ -63,7 +70,7 @@ def load_project(path: Path | None = None) -> Project:
     if path is None:
         path = find_project()
         if path is None:
-            raise ProjectError(f"there is no {FILE} in this folder or above it", f"Create one. {START}")
+            raise ProjectError(f"there is no {FILE} in this folder or above it", how_to_start())
     table = _read(path)
     if path.name == PYPROJECT:
         table = _tool(table, path).get("onnxq", {})

@@ -15,6 +15,8 @@ from onnxq.ir.storage.files import check_sources, data_path, refuse_source
 from onnxq.ir.storage.formats import BUILT
 from onnxq.progress import mention
 
+MANY = 2000  # samples, from which on a user is told that fewer do: ranges need 32 to 200
+
 
 class DataOptions(NamedTuple):
     """Data as the caller gave them, not opened yet; see `open_data`.
@@ -97,10 +99,12 @@ def open_data(
     reading: Reading = PLAIN,
     *,
     shared: bool = False,
+    passes: int | None = None,
 ) -> Samples | None:
     """Open the samples that the caller gave, in whatever form; None where there are none.
 
-    Settings without any data are refused, unless they are shared with other data.
+    Settings without any data are refused, unless they are shared with other data. `passes` says how often the samples
+    are read; None for more often than anyone waits for where they are very many.
     """
     if data and samples is not None:
         raise DataError("both files and samples are given as data", "Give one of them.")
@@ -119,4 +123,6 @@ def open_data(
         opened = open_samples(data, inputs, reading, ModelFacts.of(model))
     for line in (*map(str, opened.preparations), *opened.notes):
         mention(line)
+    if limit is None and passes is None and (opened.count or 0) > MANY:
+        mention(f"{opened.count:,} samples are read many times: --samples 200 takes 200 of them, which usually suffice")
     return opened if limit is None else opened.limit(limit)

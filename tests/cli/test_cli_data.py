@@ -31,6 +31,18 @@ def test_photos_and_a_classifier(here: Path, cli) -> None:
     assert "-d photos --preprocess scale=255" in result.out
 
 
+def test_very_many_photos_are_looked_at_here_and_there(here: Path, cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxq.data.examine.FEWEST_SEEN", 16)
+    monkeypatch.setattr("onnxq.data.examine.MOST_SEEN", 1)
+    monkeypatch.setattr("onnxq.stages.files.MANY", 19)
+    classifier(here / "m.onnx")
+    photos(here / "photos", 20)
+    assert "16 of 20 samples from photos" in cli("data", "m.onnx", "-d", "photos").out
+    assert "20 samples from photos" in cli("data", "m.onnx", "-d", "photos", "--samples", "20").out
+    said = cli("quantize", "m.onnx", "-d", "photos", "--fast").err
+    assert "20 samples are read many times: --samples 200 takes 200 of them" in said
+
+
 def test_photos_and_a_detector(here: Path, cli) -> None:
     box_detector(here / "m.onnx")
     photos(here / "coco/images/val", 18, 48, 80)

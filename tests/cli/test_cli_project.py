@@ -13,7 +13,7 @@ import pytest
 
 MODEL = '[[models]]\nfloat = "{}"\ndata = ["digits_calibration.npz"]\nsamples = 4\nfast = true\n'
 ALONE = ("-j", "1")  # in this process: others would import everything again
-START = 'Start with the two lines [[models]] and float = "PATH.onnx".'
+START = "`onnxq init` writes one for the models in this folder. Or: start with the two lines [[models]] and float"
 
 
 def squeezed(text: str) -> list[str]:

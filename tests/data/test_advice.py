@@ -76,6 +76,7 @@ def refused(source: str, inputs: Sequence[InputSpec] = ONE) -> tuple[str, str]:
         ("*.npz", "data are named without patterns, and *.npz matches 1 file", "Give the folder ., or name each"),
         ("*.jpeg", "no file matches *.jpeg", "Give the folder that the files are in"),
         ("~/d.npz", "~/d.npz does not exist", "write $HOME"),
+        ("$DATA/d.npz", "$DATA/d.npz does not exist", "write double ones, or none"),
         ("/", "/ is the whole disk", "Give the folder that the samples are in."),
         ("nowhere/d.npz", "nowhere/d.npz does not exist", "Give an .npz file, a folder"),
     ],

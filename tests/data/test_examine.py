@@ -205,9 +205,11 @@ def test_values_are_written_short() -> None:
 
 def test_text_has_no_figures() -> None:
     made = model("main (string[n] x) => (string[n] y) { y = Identity(x) }")
-    found = examine(made, [{"x": np.array([str(index)], object)} for index in range(20)])
-    assert found.inputs[0].values is None
-    assert not found.warnings
+    for dtype in (object, str):
+        found = examine(made, [{"x": np.array([str(index)], dtype)} for index in range(20)])
+        assert found.inputs[0].values is None
+        assert found.inputs[0].given is None
+        assert not found.warnings
 
 
 def test_one_sample_far_beyond_the_others_is_named() -> None:

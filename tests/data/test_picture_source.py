@@ -14,6 +14,7 @@ from onnx import TensorProto
 from picture_support import classifier, photos, picture, save_picture
 
 from onnxq.data.examine import _of_pictures
+from onnxq.data.pictures.decode import Decoder
 from onnxq.data.reading import ModelFacts, Reading
 from onnxq.data.samples import Samples, open_samples
 from onnxq.data.validation import InputSpec
@@ -174,6 +175,19 @@ def test_memory_does_not_grow_with_the_number_of_pictures(tmp_path: Path) -> Non
         return most
 
     assert peak(40) < 1.2 * peak(2) + 50_000
+
+
+def test_pictures_between_those_that_are_asked_for_are_not_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos(tmp_path, 12)
+    read: list[Path] = []
+    whole = Decoder.read
+    monkeypatch.setattr(Decoder, "read", lambda self, path, how: [read.append(path), whole(self, path, how)][1])
+    samples = opened(tmp_path)
+    assert len(list(samples.spread(3))) == 3
+    assert len(read) == 3
+    assert len(list(samples)) == 12
 
 
 def test_without_pillow_the_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,38 @@ def test_the_line_that_reads_a_table_works(text: str) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "last"),
+    [
+        (",a,b,c\n0,1,2,3\n1,4,5,6\n", [4, 5, 6]),  # the index that pandas writes
+        ("a;b;c\n1,5;2;3\n4,5;5;6,25\n", [4.5, 5, 6.25]),
+        ("1,5;2;3\n4,5;5;6,25\n", [4.5, 5, 6.25]),
+        ("name,a,b,c\nx,1,2,3\ny,4,5,6\n", [4, 5, 6]),
+        ("a,name,b,c\n1,x,2,3\n4,y,5,6\n", [4, 5, 6]),
+    ],
+)
+def test_the_line_takes_the_columns_of_numbers(text: str, last: list[float]) -> None:
+    Path("t.csv").write_text(text)
+    code = refused("t.csv", TABLE).partition("Read it with ")[2].partition(", and save samples")[0]
+    assert eval(code, {"numpy": np})[-1].tolist() == last
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the line leaves the file to Python
+@pytest.mark.parametrize("line", ['{"id": 7, "x": [1, 2, 3]}', '{"row": [1, 2, 3]}', "[1, 2, 3]"])
+def test_arrays_in_lines_of_json(line: str) -> None:
+    Path("t.jsonl").write_text(f"{line}\n{line}\n")
+    said = refused("t.jsonl", TABLE)
+    assert "t.jsonl is lines of JSON, which onnxq does not read" in said
+    code = said.partition("Read it with ")[2].partition(", and save samples")[0]
+    assert eval(code, {"numpy": np, "json": json}).tolist() == [[1, 2, 3]] * 2
+
+
+def test_a_table_of_pandas_becomes_lines_of_json_for_sentences() -> None:
+    Path("a.parquet").write_bytes(b"PAR1")
+    made = "pandas.read_parquet('a.parquet').to_json('a.jsonl', orient='records', lines=True), and give a.jsonl."
+    assert made in refused("a.parquet", TEXT)
+
+
 def test_json_for_sentences_and_a_table_of_a_spreadsheet() -> None:
     Path("s.json").write_text(json.dumps(["one", "two"]))
     assert "Write a sentence in each line of a .txt file" in refused("s.json", TEXT)

@@ -230,6 +230,14 @@ def test_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         load_project(Path("other.toml"))
 
 
+def test_a_folder_of_that_name_is_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("onnxq.toml").mkdir()
+    with pytest.raises(ProjectError) as caught:
+        load_project()
+    assert caught.value.hint == "The folder onnxq.toml is in its place: give that another name."
+
+
 @pytest.mark.parametrize("text", ["tool = 3", "[tool]\nonnxq = 3"])
 def test_an_odd_pyproject(tmp_path: Path, text: str) -> None:
     with pytest.raises(ProjectError, match="must be a table"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -164,7 +165,7 @@ def picture_source(pictures: Pictures, wanted: PictureInputs, facts: ModelFacts)
 
     def read() -> Iterator[Mapping[str, np.ndarray]]:
         for start in range(0, count * batch, batch):
-            yield _sample(decoder, pictures.rows[start : start + batch], wanted)
+            yield _Decoded(partial(_sample, decoder, pictures.rows[start : start + batch], wanted))
 
     return Source(
         pictures.label,
@@ -178,6 +179,26 @@ def picture_source(pictures: Pictures, wanted: PictureInputs, facts: ModelFacts)
         decoders={name: how.first_picture for name, how in wanted.pictures.items()},
         enlarged=decoder.enlarged,
     )
+
+
+class _Decoded(Mapping[str, np.ndarray]):
+    """A sample whose pictures are decoded once one of its arrays is asked for: those between others are left out."""
+
+    def __init__(self, decode: Callable[[], Mapping[str, np.ndarray]]) -> None:
+        self._decode = decode
+
+    @cached_property
+    def _arrays(self) -> Mapping[str, np.ndarray]:
+        return self._decode()
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
 
 
 def _sample(decoder: Decoder, rows: Sequence[Sequence[object]], wanted: PictureInputs) -> Mapping[str, np.ndarray]:

@@ -140,7 +140,9 @@ def _usual(path: Path, records: Sequence[Record]) -> str:
     if usual is not None:
         _check_column(path, records, usual)  # names the line that has no text there
     if not texts:
-        raise DataError(f"{path} has no column of text: it has {shown}", "Its first line names the columns.")
+        is_json = path.suffix.lower() == ".jsonl"
+        hint = 'Write {"text": "…"} in each line.' if is_json else "Its first line names the columns."
+        raise DataError(f"{path} has no column of text: it has {shown}", hint)
     raise DataError(f"{path} has several columns of text: {shown}", f"Choose one: --text-key {texts[0]}.")
 
 

@@ -6,9 +6,11 @@ Tests: `tests/data/test_unread_formats.py`.
 from __future__ import annotations
 
 import csv
+import json
+import re
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnxq.data.beside import PICTURE_SUFFIXES, SOUND_SUFFIXES
@@ -17,7 +19,10 @@ from onnxq.text import counted
 
 START = 512  # bytes of a file that are looked at
 TAR_MARK = 257  # where a tar archive says that it is one
-DELIMITERS = ",;\t"
+DELIMITERS = ";\t,"  # the first that occurs: a comma may belong to numbers, and a semicolon does not
+ARRAY = ".to_numpy()"  # at the end of code that reads a table with pandas
+DECIMAL_COMMA = re.compile(r"\s*[-+]?\d*,\d+(e[-+]?\d+)?\s*", re.I)
+INDEX = ("", "index", "unnamed: 0", "id", "row", "row_id")  # names of a column that only numbers the rows
 
 
 @dataclass(frozen=True)
@@ -103,14 +108,14 @@ def unread_format(path: Path, inputs: Sequence[InputSpec], *, text: bool) -> Unr
     """
     suffix, start = path.suffix.lower(), _start(path)
     if suffix in BY_SUFFIX:
-        return BY_SUFFIX[suffix]
+        return _for_text(BY_SUFFIX[suffix], path) if text else BY_SUFFIX[suffix]
     if suffix in (*PICTURE_SUFFIXES, *SOUND_SUFFIXES):
         return None
     if suffix == ".stats":
         return STATS
     found = next((kind for mark, kind in BY_BYTES if start.startswith(mark)), None)
     if found is not None:
-        return found
+        return _for_text(found, path) if text else found
     if start[TAR_MARK:].startswith(b"ustar"):
         return TAR
     if suffix in (".bin", ".raw", ".dat"):
@@ -122,7 +127,38 @@ def unread_format(path: Path, inputs: Sequence[InputSpec], *, text: bool) -> Unr
             if text
             else UnreadFormat("a JSON file", "numpy.array(json.load(open({})))")
         )
+    if suffix == ".jsonl":
+        return _lines_of_json(path, inputs)
     return _table(path, inputs, suffix) if suffix in (".csv", ".tsv") else None
+
+
+def _for_text(found: UnreadFormat, path: Path) -> UnreadFormat:
+    """Turn a table of pandas into lines of JSON, which are read, for a model that takes sentences."""
+    if not found.code.endswith(ARRAY):
+        return found
+    made = str(path.with_suffix(".jsonl"))
+    code = found.code.removesuffix(ARRAY).format(repr(str(path)))
+    hint = f"Make lines of JSON of it: {code}.to_json({made!r}, orient='records', lines=True), and give {made}."
+    return replace(found, code="", hint=hint)
+
+
+def _lines_of_json(path: Path, inputs: Sequence[InputSpec]) -> UnreadFormat | None:
+    """Describe lines of JSON that hold arrays; None where the first one holds something else."""
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            first = json.loads(next(file, ""))
+    except (OSError, ValueError, RecursionError):
+        return None
+    part = ""
+    if isinstance(first, dict):
+        names = [name for name, value in first.items() if isinstance(value, list)]
+        name = next((spec.name for spec in inputs if spec.name in names), names[0] if names else None)
+        if name is None:
+            return None
+        first, part = first[name], f"[{name!r}]"
+    if not isinstance(first, list):
+        return None
+    return UnreadFormat("lines of JSON", f"numpy.array([json.loads(line){part} for line in open({{}})])")
 
 
 def is_array_file(path: Path, suffix: str) -> bool:
@@ -183,24 +219,42 @@ def _table(path: Path, inputs: Sequence[InputSpec], suffix: str) -> UnreadFormat
     except OSError:
         lines = []
     first = lines[0] if lines else ""
-    delimiter = "\t" if suffix == ".tsv" else max(DELIMITERS, key=first.count)
-    rows = list(csv.reader(lines, delimiter=delimiter))
-    cells = [cell.strip().lower() for row in rows[1:] or rows for cell in row]
+    delimiter = "\t" if suffix == ".tsv" else next((sign for sign in DELIMITERS if sign in first), ",")
+    rows = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=delimiter)]
+    cells = [cell.lower() for row in rows[1:] or rows for cell in row]
     if any(cell.endswith((*PICTURE_SUFFIXES, *SOUND_SUFFIXES)) for cell in cells):
         hint = "Write a path in each line of a .txt file; the number of a class may stand behind it."
         return UnreadFormat("a table that names files", hint=hint)
-    head = bool(rows) and not all(_is_number(cell) for cell in rows[0])
     shape = inputs[0].shape if len(inputs) == 1 else None
     width = inputs[0].fixed(1) if shape is not None and len(shape) == 2 else None
-    more = f", delimiter='{delimiter}'".replace("\t", "\\t") + (", skiprows=1" if head else "")
-    if width is not None and rows and len(rows[-1]) > width:
-        more += f", usecols=range({width})"
+    more = f", delimiter={delimiter!r}" + _loading(rows, width)
     return UnreadFormat("a table in text", f"numpy.loadtxt({{}}, 'float32'{more})")
+
+
+def _loading(rows: Sequence[Sequence[str]], width: int | None) -> str:
+    """Write further arguments of `numpy.loadtxt`, for the first two rows of a table and the columns of an input."""
+    if not rows:
+        return ""
+    head = not all(_is_number(cell) for cell in rows[0])
+    more = ", skiprows=1" if head else ""
+    row = rows[-1]
+    columns = [column for column, cell in enumerate(row) if _is_number(cell)]
+    is_numbered = head and rows[0][0].lower() in INDEX
+    if is_numbered and (width is None or len(columns) > width) and columns[:1] == [0] and len(columns) > 1:
+        del columns[0]
+    columns = columns[:width]
+    if columns and columns != list(range(len(row))):
+        whole = columns == list(range(columns[0], columns[-1] + 1))
+        start = f"{columns[0]}, " if columns[0] else ""
+        more += f", usecols=range({start}{columns[-1] + 1})" if whole else f", usecols={columns}"
+    if any(DECIMAL_COMMA.fullmatch(row[column]) for column in columns):
+        more += ", converters=lambda cell: float(cell.replace(',', '.'))"
+    return more
 
 
 def _is_number(text: str) -> bool:
     try:
         float(text)
     except ValueError:
-        return False
+        return DECIMAL_COMMA.fullmatch(text) is not None
     return True

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from onnxq.errors import ModelError
 from onnxq.ir.wire import LENGTH_DELIMITED, VARINT, WireError, fields
+from onnxq.text import shell_hint
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)")  # pathlib makes one slash of two
 
@@ -172,7 +173,8 @@ def missing_model(path: Path) -> ModelError:
     if url is None and any(sign in path.name for sign in "*?"):
         return _pattern(path)
     if url is None:
-        hint = _not_built(path) or similar_model(path) or submodule_hint(path) or "Check the path of the model."
+        found = shell_hint(str(path)) or _not_built(path) or similar_model(path) or submodule_hint(path)
+        hint = found or "Check the path of the model."
         if "\\" in path.name:  # it is a name here, and the folders of a path on Windows
             hint = f"Write / between folders: {path.as_posix().replace(chr(92), '/')}."
         return ModelError(f"{path} does not exist", hint)
