@@ -14,7 +14,9 @@ import numpy as np
 
 from onnxq.data.advice import named_type
 from onnxq.data.reading import Reading
+from onnxq.data.validation import InputSpec
 from onnxq.errors import RecipeError
+from onnxq.ir import Model
 from onnxq.planning.recipe import Recipe
 from onnxq.report import Report
 from onnxq.search.budget import Budget
@@ -52,6 +54,16 @@ def _is_path(value: object) -> bool:
     return isinstance(value, str | PathLike)
 
 
+def _is_paths(value: object) -> bool:
+    return _is_path(value) or (isinstance(value, Iterable) and all(_is_path(one) for one in value))
+
+
+def _is_inputs(value: object) -> bool:
+    return (
+        isinstance(value, Iterable) and not isinstance(value, str) and all(isinstance(one, InputSpec) for one in value)
+    )
+
+
 def _is_observer(value: object) -> bool:
     return all(callable(getattr(value, name, None)) for name in ("step", "progress"))
 
@@ -75,23 +87,37 @@ EXPECTED: dict[str, ArgumentType] = {
     "observer": ArgumentType(_is_observer, OBSERVER),
     "feeds": ArgumentType(lambda value: isinstance(value, Mapping), "Give {'INPUT': array}."),
     "pattern": ArgumentType(lambda value: isinstance(value, str), "Give the name of a node, or a glob of names."),
+    **dict.fromkeys(("path", "folder", "project"), ArgumentType(_is_path, "Give a path.")),
+    "files": ArgumentType(_is_paths, "Give a path, or a list of paths."),
     "report": ArgumentType(lambda value: isinstance(value, Report), "Give what onnxq.quantize or onnxq.plan returns."),
+}
+# By how a parameter is annotated: names such as `samples` stand for other things elsewhere
+ANNOTATED: dict[str, ArgumentType] = {
+    "Model": ArgumentType(lambda value: isinstance(value, Model), "Give what onnxq.load returns."),
+    "Sequence[InputSpec]": ArgumentType(_is_inputs, "Give onnxq.input_specs(model)."),
+    "Iterable[Mapping[str, np.ndarray]]": ArgumentType(
+        lambda value: isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | np.ndarray),
+        "Give a list of {'INPUT': array}, or onnxq.open_samples(files, onnxq.input_specs(model)).",
+    ),
 }
 
 
-def refuse_arguments(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+def refuse_arguments(given: Mapping[str, Any], defaults: Mapping[str, Any], annotations: Mapping[str, Any]) -> None:
     """Refuse an argument of another kind.
 
     Args:
         given: What a function is called with, by parameter.
         defaults: Of the parameters; a value that is the default fits.
+        annotations: Of the parameters, as they are written.
 
     Raises:
         RecipeError: Names the argument, what was given, and what fits.
 
     """
     for name, value in given.items():
-        expected = YES_OR_NO if isinstance(defaults.get(name), bool) else EXPECTED.get(name)
+        expected = EXPECTED.get(name) or ANNOTATED.get(annotations.get(name, ""))
+        if isinstance(defaults.get(name), bool):
+            expected = YES_OR_NO
         if expected is None or value is defaults.get(name) or expected.fits(value):
             continue
         raise RecipeError(f"{name} cannot be {_spelled(value)}", expected.hint)

@@ -13,7 +13,7 @@ from onnxq.progress import Observer, Silent
 from onnxq.project.build import build as build_entries
 from onnxq.project.check import Checked
 from onnxq.project.check import check as check_project
-from onnxq.project.entry import Entry, Project
+from onnxq.project.entry import Entry, Project, refuse_missing
 from onnxq.project.file import FILE, START, find_project, load_project
 from onnxq.project.jobs import build_in_jobs
 from onnxq.project.outcome import Built
@@ -33,6 +33,7 @@ def check(files: str | Path | Sequence[str | Path] = (), *, project: str | Path 
 
     Raises:
         ProjectError: The project file is wrong, or there is none and no files are given.
+        ModelError: One of the files does not exist.
 
     Examples:
         >>> import onnxq
@@ -44,7 +45,9 @@ def check(files: str | Path | Sequence[str | Path] = (), *, project: str | Path 
     found = _find(project)
     if found is None and not given:
         raise _missing()
-    return check_project(None if found is None else load_project(found), given)
+    listed = None if found is None else load_project(found)
+    refuse_missing(listed, given)
+    return check_project(listed, given)
 
 
 def build(

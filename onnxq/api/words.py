@@ -76,6 +76,7 @@ def speaks_python(function: Callable[Parameters, Result]) -> Callable[Parameters
     declared = signature(function)
     own = frozenset(declared.parameters)
     defaults = {name: one.default for name, one in declared.parameters.items()}
+    annotations = {name: one.annotation for name, one in declared.parameters.items()}
 
     def worded(text: str) -> str:
         return in_python(text, own)
@@ -84,11 +85,13 @@ def speaks_python(function: Callable[Parameters, Result]) -> Callable[Parameters
     def called(*args: Parameters.args, **keywords: Parameters.kwargs) -> Result:
         try:
             with suppress(TypeError):  # Python itself says which argument is missing, or one too many
-                refuse_arguments(declared.bind(*args, **keywords).arguments, defaults)
+                refuse_arguments(declared.bind(*args, **keywords).arguments, defaults, annotations)
             result = function(*args, **keywords)
         except OnnxqError as error:
             error.message, error.hint = in_python(error.message, own, names=True), worded(error.hint)
             error.args = (error.message, *error.args[1:])
+            if error.hint:
+                error.add_note(f"hint: {error.hint}")  # below the message of a traceback
             raise
         return _worded(result, worded)
 

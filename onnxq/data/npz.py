@@ -144,7 +144,7 @@ def _arrange(
         if column.dtype.hasobject:
             raise DataError(
                 f"input '{spec.name}' in {label} is a pickled array of Python objects, which is not loaded",
-                "Save plain numeric arrays: rows of different lengths go into separate files of a folder.",
+                "Save plain arrays: numpy.stack makes one of rows of one length; others go into separate files.",
             )
         refuse_text(column.dtype, spec, label)
         cuts[spec.name] = make_cut(column.shape, spec, label)

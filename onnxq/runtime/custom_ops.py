@@ -30,6 +30,7 @@ def register_custom_ops(library: str | Path) -> None:
         >>> onnxq.register_custom_ops("libcustom.so")
         Traceback (most recent call last):
         onnxq.errors.ModelError: the library of custom operators libcustom.so does not exist
+        hint: Check the path.
 
     """
     path = Path(library).resolve()

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from onnxq.data.advice import named_type
 from onnxq.data.validation import Sample
 from onnxq.errors import DataError, InvalidResult, ModelError, OnnxqError
 from onnxq.ir import Model, Tensor, load
@@ -147,6 +148,9 @@ def _counted(samples: Iterable[Mapping[str, np.ndarray]], progress: OnSample | N
         progress(0, total)
     with working("compare") as advance:
         for done, sample in enumerate(samples, 1):
+            if not isinstance(sample, Mapping):
+                message = f"samples gives {named_type(sample)} for a sample, not a dictionary"
+                raise DataError(message, "Give {'INPUT': array} for each.")
             yield dict(sample)
             advance(done, total)
             if progress:

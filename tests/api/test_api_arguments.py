@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,36 @@ def test_other_functions_do_so_too() -> None:
         onnxq.measure_metric(lambda outputs, labels: 1.0, "m.onnx", SAMPLES)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="unexpected keyword argument 'calibration'"):
         onnxq.quantize("m.onnx", calibration=SAMPLES)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("call", "message", "hint"),
+    [
+        (lambda: onnxq.check("gone.onnx"), "gone.onnx does not exist", "Check the path"),
+        (lambda: onnxq.check(3), "files cannot be 3", "a list of paths"),
+        (lambda: onnxq.check(project=3), "project cannot be 3", "path"),
+        (lambda: onnxq.load(np.zeros(3)), "path cannot be an array", "path"),
+        (lambda: onnxq.save(onnx.load("m.onnx"), "n.onnx"), "model cannot be a ModelProto", "what onnxq.load returns"),
+        (lambda: onnxq.save(onnxq.load("m.onnx"), 3), "path cannot be 3", "path"),
+        (lambda: onnxq.open_samples("d.npz", "m.onnx"), "inputs cannot be a str", "onnxq.input_specs(model)"),
+        (lambda: onnxq.compare("m.onnx", "m.onnx", "d.npz"), "samples cannot be a str", "onnxq.open_samples("),
+        (lambda: onnxq.compare("m.onnx", "m.onnx", SAMPLES[0]), "samples cannot be a dict", "a list of"),
+        (lambda: onnxq.compare("m.onnx", "m.onnx", [1]), "samples gives an int for a sample", "{'INPUT': array}"),
+        (lambda: onnxq.compare_layers("m.onnx", "m.onnx", SAMPLES[0]), "samples cannot be a dict", "a list of"),
+    ],
+)
+def test_no_function_ends_in_an_error_of_its_inside(call: Callable[[], object], message: str, hint: str) -> None:
+    with pytest.raises(onnxq.OnnxqError) as caught:
+        call()
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_a_traceback_has_the_hint() -> None:
+    with pytest.raises(onnxq.OnnxqError) as caught:
+        onnxq.quantize("gone.onnx")
+    said = traceback.format_exception(caught.value)[-2:]
+    assert said == ["onnxq.errors.ModelError: gone.onnx does not exist\n", f"hint: {caught.value.hint}\n"]
 
 
 def test_samples_belong_to_their_model() -> None:
