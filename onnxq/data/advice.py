@@ -89,6 +89,8 @@ def empty_folder(folder: Path, found: Sequence[Path], inputs: Sequence[InputSpec
     files = f": it holds {kinds_of(found)}" if found else f": it {'holds hidden files alone' if hidden else 'is empty'}"
     tests = "; or give ONNX test_data_set_* folders with input_0.pb, input_1.pb, …"
     hint = pictures_without_ending(found) or f"Save samples: {saving(inputs)}{tests}"
+    if any(file.suffix.lower() in SOUNDS for file in found):
+        hint = f"No input takes a waveform, so compute what it takes. {hint}"
     return DataError(f"the folder {folder} has no samples in .npz or .npy{files}", hint)
 
 

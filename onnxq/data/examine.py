@@ -37,7 +37,11 @@ MOST_COMPARED, SIGNATURE = 512, 256  # samples that are compared with each other
 FAR_BEYOND = 30.0  # times the greatest value of all other samples
 ENLARGED = 2.0  # times, from which on a picture has lost its detail
 NEARLY = 0.01  # of a sample's deviation: how far another one may be from it and still be nearly equal
-SCALED = {"uint8": "pictures are often divided by 255", "int16": "sound is often divided by 32768"}
+SCALED = {
+    "uint8": "pictures are often divided by 255",
+    "uint16": "pictures in 16 bit are often divided by 65535",
+    "int16": "sound is often divided by 32768",
+}
 PASSES = ("lift_constants", "drop_initializer_inputs", "inline_functions")
 
 

@@ -235,7 +235,8 @@ def influences(taps: LayerInputs, samples: Sequence[Sample], nodes: Sequence[Nod
     for sample in zip(*runs, strict=True):
         for layer, (whole, none, part) in enumerate(zip(*sample, strict=True)):
             if whole.shape == none.shape == part.shape:
-                squares[layer] += [_squares(one) for one in (whole, none, whole - none, FRACTION * part - whole)]
+                with np.errstate(all="ignore"):  # float16 that overflows says nothing
+                    squares[layer] += [_squares(one) for one in (whole, none, whole - none, FRACTION * part - whole)]
             else:  # the input decides about lengths
                 squares[layer] = np.nan
     found = []

@@ -64,18 +64,32 @@ def layout_hint(shape: Sequence[int], wanted: Dimensions, *, behind: int = 0, ro
     if order is not None and list(order) != sorted(order):
         axes = [*range(behind), *(axis + behind for axis in order)]
         return f"The sizes fit in another order of axes{_names(order, wanted)}: array.transpose({_numbers(axes)})."
-    if (grey := _grey_axis(shape, wanted)) is not None:
+    if (grey := _channel_axis(shape, wanted, 1)) is not None:
         return f"Pictures are grey, and the model takes colours: numpy.repeat(array, 3, axis={grey + behind})."
+    if (clear := _channel_axis(shape, wanted, 4)) is not None:
+        cut = ", ".join([":"] * (clear + behind) + [":3"])
+        return f"Pictures have four channels, the last one perhaps their opacity: array[{cut}]."
     missing = _missing_axis(shape, wanted, behind) if len(shape) == len(wanted) - 1 else ""
-    return missing or _reshaped(shape, wanted, behind)
+    return missing or _reshaped(shape, wanted, behind) or _resized(shape, wanted)
 
 
-def _grey_axis(shape: Sequence[int], wanted: Dimensions) -> int | None:
-    """Return which axis of four has one channel in place of three; None where none has, or something else differs."""
+def _channel_axis(shape: Sequence[int], wanted: Dimensions, given: int) -> int | None:
+    """Return which axis of four has so many channels in place of three; None where none has, or more differs."""
     for axis in (1, 3):
-        if len(shape) == len(wanted) == 4 and (shape[axis], wanted[axis]) == (1, 3):
+        if len(shape) == len(wanted) == 4 and (shape[axis], wanted[axis]) == (given, 3):
             return axis if _fits([*shape[:axis], 3, *shape[axis + 1 :]], wanted) else None
     return None
+
+
+def _resized(shape: Sequence[int], wanted: Dimensions) -> str:
+    """Return the sentence for pictures that have other sides than a model fixes, and nothing else."""
+    if len(shape) != 4 or len(wanted) != 4:
+        return ""
+    for channels, sides in ((1, (2, 3)), (3, (1, 2))):
+        height, width = (wanted[side] for side in sides)
+        if height and width and wanted[channels] == shape[channels] in CHANNELS:
+            return f"Pictures are {shape[sides[0]]} × {shape[sides[1]]}: resize them to {height} × {width}, as in use."
+    return ""
 
 
 def _reshaped(shape: Sequence[int], wanted: Dimensions, behind: int) -> str:

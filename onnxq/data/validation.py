@@ -27,6 +27,8 @@ CONTAINERS = ("sequence_type", "optional_type", "map_type")
 WITHOUT_KERNELS = (onnx.TensorProto.BFLOAT16,)
 Sample = dict[str, np.ndarray]
 TENSOR = "Give an array of NumPy; of a tensor of PyTorch, that is tensor.detach().cpu().numpy()."
+# Arrays by a word in their names, for texts that nothing fills up and that have one part
+TOKEN_ARRAYS = {"mask": "numpy.ones_like({})", "token_type": "numpy.zeros_like({})", "segment": "numpy.zeros_like({})"}
 PLAIN_ARRAY = "Give a plain numeric array: rows of different lengths go into separate samples."
 FIELDS = "Save an array of numbers for each input: array['FIELD'] is one of its fields."
 
@@ -141,7 +143,7 @@ def check_names(names: Iterable[str], inputs: Sequence[InputSpec], where: str) -
             )
     for spec in inputs:
         if spec.name not in given:
-            fed = " To feed an output to it from step to step, pass --state OUTPUT=INPUT." if given else ""
+            fed = f" {_made_of(spec, inputs)}" if given else ""
             raise DataError(
                 f"{where} has no array for input '{spec.name}' ({spec})",
                 f"Every sample needs {_listing(wanted)}; this one has {_listing(given)}.{fed}"
@@ -149,6 +151,15 @@ def check_names(names: Iterable[str], inputs: Sequence[InputSpec], where: str) -
                 else f"Save one array for each of {_listing(wanted)}: numpy.savez(file, {spec.name}=array).",
             )
     return given
+
+
+def _made_of(spec: InputSpec, inputs: Sequence[InputSpec]) -> str:
+    """Say what an array that is missing can be made of: ids of texts that nothing fills up, or an output."""
+    ids = [one.name for one in inputs if one is not spec and one.dtype == spec.dtype and one.shape == spec.shape]
+    kind = next((call for word, call in TOKEN_ARRAYS.items() if word in spec.name.lower()), None)
+    if kind is None or not ids:
+        return "To feed an output to it from step to step, pass --state OUTPUT=INPUT."
+    return f"'{spec.name}' is {kind.format(ids[0])} for texts of one length and one part."
 
 
 def is_label(name: str, inputs: Sequence[InputSpec]) -> bool:

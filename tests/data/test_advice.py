@@ -32,6 +32,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save("x.npy", np.zeros((2, 4)))
     Path("photos").mkdir()
     Path("notes").mkdir()
+    Path("talks").mkdir()
+    Path("talks/a.wav").touch()
     for name in ("a.md", "b.md", "notes.rst"):
         (Path("notes") / name).touch()
     Path("nothing").mkdir()
@@ -65,6 +67,11 @@ def refused(source: str, inputs: Sequence[InputSpec] = ONE) -> tuple[str, str]:
         ("blank.npz", "blank.npz is empty", ""),
         ("table.parquet", "table.parquet is a Parquet table, which onnxq does not read", "data_0=array"),
         ("notes", "the folder notes has no samples in .npz or .npy: it holds 2 .md and 1 .rst files", "data_0=array"),
+        (
+            "talks",
+            "it holds 1 .wav file",
+            "No input takes a waveform, so compute what it takes. Save samples: numpy.savez",
+        ),
         ("nothing", "has no samples in .npz or .npy: it is empty", "data_0=array"),
         ("unseen", "has no samples in .npz or .npy: it holds hidden files alone", "data_0=array"),
         ("nested", "has no samples in .npz or .npy: it holds 1 folder", "test_data_set_*"),
@@ -97,6 +104,21 @@ def test_names_that_are_no_words_of_python_go_in_by_a_dictionary() -> None:
     inputs = [InputSpec("serving_default:0", TensorProto.UINT8, None)]
     made = "numpy.savez('data.npz', **{'serving_default:0': array}), where serving_default:0 is uint8"
     assert saving(inputs) == made
+
+
+@pytest.mark.parametrize(
+    ("left_out", "made"),
+    [
+        ("attention_mask", "'attention_mask' is numpy.ones_like(input_ids) for texts of one length and one part."),
+        ("token_type_ids", "'token_type_ids' is numpy.zeros_like(input_ids) for texts of one length and one part."),
+        ("input_ids", "pass --state OUTPUT=INPUT."),
+    ],
+)
+def test_an_array_that_is_missing_may_be_made_of_another(left_out: str, made: str) -> None:
+    np.savez("two.npz", **{one.name: np.zeros((4, 7), np.int64) for one in THREE if one.name != left_out})
+    message, hint = refused("two.npz", THREE)
+    assert f"has no array for input '{left_out}'" in message
+    assert hint.endswith(made)
 
 
 def test_the_line_of_python_runs() -> None:

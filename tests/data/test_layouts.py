@@ -61,6 +61,11 @@ def test_the_order_of_axes(
         ((100, 100, 3), NCHW, {}, ""),
         ((1, 200, 200, 3), NCHW, {"rows": 1}, ""),
         ((224,), NCHW, {}, ""),
+        ((1, 4, 224, 224), NCHW, {}, "Pictures have four channels, the last one perhaps their opacity: array[:, :3]."),
+        ((1, 224, 224, 4), (1, 224, 224, 3), {}, "array[:, :, :, :3]."),
+        ((4, 224, 224, 4), NCHW, {}, ""),
+        ((1, 3, 160, 120), NCHW, {}, "Pictures are 160 × 120: resize them to 224 × 224, as in use."),
+        ((1, 9, 9, 3), (1, 8, 8, 3), {}, "Pictures are 9 × 9: resize them to 8 × 8, as in use."),
     ],
 )
 def test_the_sentence(shape: tuple[int, ...], wanted: tuple[int | None, ...], settings: dict, expected: str) -> None:

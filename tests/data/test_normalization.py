@@ -140,6 +140,12 @@ def test_batchnorm_tells_swapped_channels() -> None:
     assert "RGB instead of BGR" in found[0][1]
 
 
+def test_biases_tell_pictures_of_16_bit_where_batchnorm_is_folded() -> None:
+    (found,) = warnings(build(BYTES, folded=True), as_convention(pictures(), BYTES) * np.float32(257))
+    assert found[0] == "wrong-normalization"
+    assert found[1].endswith("pictures for example by x / 257, which brings 16 bit to 0 … 255.")
+
+
 @pytest.mark.parametrize("factor", [255, 1 / 255])
 def test_batchnorm_tells_values_255_times_too_large_or_small(factor: float) -> None:
     images = as_convention(pictures(), SIGNED) * np.float32(factor)
