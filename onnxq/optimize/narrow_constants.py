@@ -1,7 +1,8 @@
 """Constants stored in the narrowest type that holds every element of them exactly.
 
 Exporters often write small numbers as int64 or float32: indices of a scatter, positions, masks of zeros and ones.
-Weights may have been trained in 16 bits. A Cast restores the type. onnxruntime folds it when it loads the model, so a
+Weights may have been trained in 16 bits. A Cast restores the type. Scales of weights in few bits have at most 256
+different values (`few_scales`), which a Gather takes from a table. onnxruntime folds both when it loads the model, so a
 run takes no longer. Two thirds of a speech enhancer's file were indices below 256.
 """
 
@@ -16,6 +17,7 @@ from onnx import TensorProto
 from onnxq.ir import Model, Patch, Value, commit
 
 LEAST = 4096  # bytes that have to be spared, of which a Cast and a name take about a hundred
+TABLE, PROBED = 256, 4096  # elements that a byte tells apart; elements of which the first have more, mostly
 INTEGERS = tuple(np.dtype(name) for name in ("uint8", "int8", "uint16", "int16", "int32"))
 FLOATS = (*INTEGERS[:2], np.dtype("float16"))
 NARROWER: dict[int, tuple[np.dtype[Any], ...]] = {
@@ -35,21 +37,31 @@ def narrow_constants(model: Model) -> int:
         How many constants are stored so.
 
     """
-    patches = [_narrowed(value, narrow) for value, narrow in _found(model)]
+    patches = [_narrowed(value, *narrow) for value, narrow in _found(model)]
     commit(patches)
     return len(patches)
 
 
-def _found(model: Model) -> Iterator[tuple[Value, np.ndarray]]:
+Narrow = tuple[np.ndarray, np.ndarray | None]  # elements, or their places in a table, and that table
+
+
+def _found(model: Model) -> Iterator[tuple[Value, Narrow]]:
     for value in list(model.graph.values.values()):
         tensor = value.constant
         if tensor is None or tensor.dtype not in NARROWER or value.is_input or value.is_output or not value.uses:
             continue
         if tensor.nbytes <= LEAST:
             continue
-        narrow = _exact(tensor.numpy(), NARROWER[tensor.dtype], tensor.nbytes - LEAST)
+        array = tensor.numpy()
+        narrow = _exact(array, NARROWER[tensor.dtype], tensor.nbytes - LEAST)
+        if narrow is None or narrow.itemsize > 1:
+            most = (tensor.nbytes if narrow is None else narrow.nbytes) - LEAST // 4
+            listed = _listed(array, most) if tensor.dtype == TensorProto.FLOAT else None
+            if listed is not None:
+                yield value, listed
+                continue
         if narrow is not None:
-            yield value, narrow
+            yield value, (narrow, None)
 
 
 def _exact(array: np.ndarray, types: tuple[np.dtype[Any], ...], most: int) -> np.ndarray | None:
@@ -65,9 +77,24 @@ def _exact(array: np.ndarray, types: tuple[np.dtype[Any], ...], most: int) -> np
     return None
 
 
-def _narrowed(value: Value, narrow: np.ndarray) -> Patch:
-    patch = Patch(value.graph, reason=f"all of {value.name} fits into {narrow.dtype}")
+def _listed(array: np.ndarray, most: int) -> Narrow | None:
+    """Return a float32 array as places in a table, in so many bytes at most; None where it has too many values."""
+    bits = np.ascontiguousarray(array).view(np.uint32)
+    if bits.size + 4 > most or len(np.unique(bits.reshape(-1)[:PROBED])) > TABLE:
+        return None
+    table = np.unique(bits)
+    if len(table) > TABLE or bits.size + table.nbytes > most:
+        return None
+    return np.searchsorted(table, bits).astype(np.uint8), table.view(np.float32)
+
+
+def _narrowed(value: Value, narrow: np.ndarray, table: np.ndarray | None) -> Patch:
+    how = f"all of {value.name} fits into {narrow.dtype}" if table is None else f"{value.name} has few values"
+    patch = Patch(value.graph, reason=how)
     stored = patch.constant(narrow, f"{value.name}_{narrow.dtype}")
-    wide = int(value.dtype or 0)
-    patch.replace(value, patch.op("Cast", stored, hint=f"{value.name}_cast", to=wide))
+    wide = int(value.dtype or 0) if table is None else int(TensorProto.INT32)
+    made = patch.op("Cast", stored, hint=f"{value.name}_cast", to=wide)
+    if table is not None:
+        made = patch.op("Gather", patch.constant(table, f"{value.name}_values"), made, hint=f"{value.name}_listed")
+    patch.replace(value, made)
     return patch

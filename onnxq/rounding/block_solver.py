@@ -15,7 +15,7 @@ import numpy as np
 from onnxq.calibration.gram import Gram
 from onnxq.calibration.qparams import TINY
 from onnxq.ops.forms.block_codes import BlockCodes
-from onnxq.rounding.block_grids import BlockGrid, best_grid, refit_on_slope
+from onnxq.rounding.block_grids import BlockGrid, best_grid, few_scales, refit_on_slope
 from onnxq.rounding.coordinate_descent import Feedback, descend, nearest
 from onnxq.rounding.gptq import DampedHessian, Method, MomentSource, shows_something
 from onnxq.rounding.short_block_search import ShortSolution, Trusted, search_shortly
@@ -51,6 +51,10 @@ class BlockSolution:
         """Return the same with arrays that something has put out of memory."""
         return replace(self, codes=self.codes.kept(keep))
 
+    def with_few_scales(self, bits: int) -> BlockSolution:
+        """Return the same with scales that take a byte each in a file."""
+        return replace(self, codes=replace(self.codes, scales=few_scales(self.codes.scales, bits)))
+
 
 def solve_blocks(
     rows: np.ndarray,
@@ -79,6 +83,18 @@ def solve_blocks(
         those of `search_shortly`.
 
     """
+    return _solved(rows, moments, bits, block_size, known, quick=quick).with_few_scales(bits)
+
+
+def _solved(
+    rows: np.ndarray,
+    moments: MomentSource | None,
+    bits: int,
+    block_size: int,
+    known: list[Trusted] | None,
+    *,
+    quick: bool,
+) -> BlockSolution:
     if moments is None or not rows.size:
         return BlockSolution(_by_weight(rows, bits, block_size), "weight error")
     if known:

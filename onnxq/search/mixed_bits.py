@@ -28,6 +28,7 @@ from onnxq.ops.forms.family import NotQuantizable
 from onnxq.ops.forms.scheme import SchemeName
 from onnxq.planning.decision import FOR_LIMIT, Choices, Override, node_key
 from onnxq.planning.planner import form_of
+from onnxq.rounding.block_grids import LEAST_SHARING, SHORT, few_scales
 from onnxq.rounding.block_solver import BlockSolution
 from onnxq.rounding.layer_by_layer import BlockJob, block_jobs, can_step
 from onnxq.rounding.tied_tables import tied_tables
@@ -46,6 +47,7 @@ USUAL = 4  # bits of a weight where only a loss is limited
 SCHEMES: dict[int, SchemeName] = {2: "weight-int2", 4: "weight-int4", 8: "weight-int8"}  # by bits
 ELSEWHERE = "weights"  # any name of a file for weights
 LITTLE_MORE = 1.05  # of the size of a mean of bits, which all weights in 4 bits may take: fewer bits cost far more
+HALF = 2  # bytes of a scale of at most 11 bits
 TRIALS = 4  # of choices for a size
 ROOM = 64  # bytes for each weight, by which names and lengths may differ
 
@@ -58,19 +60,32 @@ class MixedWeight:
         job: The weight, and how the recipe codes it.
         codings: Those that it can have.
         losses: What the outputs lose by its coding.
-        scale: Bytes of a block's scale in the file.
+        narrow: Whether scales are stored in fewer than 32 bits.
 
     """
 
     job: BlockJob
     codings: tuple[Coding, ...]
     losses: Mapping[Coding, float]
-    scale: int = SCALE
+    narrow: bool = False
 
     def size(self, coding: Coding) -> int:
         """Return the bytes of codes, scales and zero points."""
+        return self._bytes(coding, self._scale(coding) if self.narrow else SCALE)
+
+    def size_of_mean(self, bits: int, scale: int) -> int:
+        """Return the bytes of a mean of some bits, in blocks of the recipe, with so many bytes for a scale."""
+        return self._bytes(self.own(bits), scale)
+
+    def _bytes(self, coding: Coding, scale: int) -> int:
         channels, n = self.job.rows().shape
-        return channels * coding.row_bytes(n, self.scale)
+        return channels * coding.row_bytes(n, scale)
+
+    def _scale(self, coding: Coding) -> int:
+        """Return the bytes of a scale: few bits fit into 16, and codes of few bits have few different scales."""
+        channels, n = self.job.rows().shape
+        many = channels * -(-n // coding.block) >= LEAST_SHARING
+        return 1 if many and coding.bits <= SHORT else HALF
 
     def own(self, bits: int) -> Coding:
         """Return the coding of some bits with the blocks of the recipe."""
@@ -159,14 +174,14 @@ def mixed_weights(
         known = losses.get(job.key, {})
         codings = tuple(coding for coding in known if _possible(prepared, job, coding))
         if codings:
-            found.append(MixedWeight(job, codings, known, _scale_bytes(prepared)))
+            found.append(MixedWeight(job, codings, known, _stores_narrow(prepared)))
     return found
 
 
-def _scale_bytes(prepared: Prepared) -> int:
-    """Return the bytes of a scale in the file: few bits fit into 16, as `finalize` stores those of a small result."""
+def _stores_narrow(prepared: Prepared) -> bool:
+    """Whether scales take few bytes in the file, as `finalize` stores those of a small result."""
     narrow = load_target(prepared.plan.recipe.scheme.target).stored == "cast-mul"
-    return SCALE // 2 if narrow and finishes_in_memory(prepared.model) else SCALE
+    return narrow and finishes_in_memory(prepared.model)
 
 
 def _possible(prepared: Prepared, job: BlockJob, coding: Coding) -> bool:
@@ -292,8 +307,8 @@ def keep_to_mean(
     """
     weights = mixed_weights(prepared, samples, spool)
     # The mean of a large model is that of scales in 32 bits, as others store them: 0.8 of their four bits
-    sized = weights if prepared.strategy.tries_variants else [replace(weight, scale=SCALE) for weight in weights]
-    room = sum(weight.size(weight.own(bits)) for weight in sized)
+    in_halves = prepared.strategy.tries_variants and all(weight.narrow for weight in weights)
+    room = sum(weight.size_of_mean(bits, HALF if in_halves else SCALE) for weight in weights)
     longest = sum(weight.size(weight.smallest(USUAL)) for weight in weights)
     chosen = bits_for_size(weights, longest if room < longest <= LITTLE_MORE * room else room)
     return replan(prepared, {**prepared.plan.choices, **_choices(weights, chosen)})
@@ -331,7 +346,8 @@ def _stand_in(job: BlockJob, seed: int) -> BlockCodes:
     """Return random codes of the right shape: equal ones would be stored once, and simple scales in few bytes."""
     random, (channels, n) = np.random.default_rng(seed), job.rows().shape
     blocks, end = (channels, -(-n // job.coding.block_size)), 2**job.coding.bits
-    scales = np.ldexp(random.integers(1024, 2048, blocks).astype(np.float32), -17)  # as many bits as fitted ones have
+    wide = np.ldexp(random.integers(1024, 2048, blocks).astype(np.float32), -17)  # as many bits as fitted ones have
+    scales = few_scales(wide, job.coding.bits)
     zeros = random.integers(0, end, blocks, np.uint8)
     return BlockCodes(random.integers(0, end, (channels, n), np.uint8), scales, zeros)
 

@@ -43,16 +43,27 @@ def test_indices_are_stored_in_a_byte(low: int, high: int, dtype: type, expected
     (floats(SIZE, SIZE) > 0, "uint8"),
     (np.rint(floats(SIZE, SIZE) * 9) + 0, "int8"),
     (floats(SIZE, SIZE).astype(np.float16), "float16"),
-    (np.rint(floats(SIZE, SIZE)).astype(np.float32) * np.float32(-0.0), "float16"),
 ])  # fmt: skip
 def test_tables_that_need_no_more_bits(table: np.ndarray, expected: str) -> None:
     assert narrowed(added(table.astype(np.float32)))[0] == {f"t_{expected}": np.dtype(expected)}
 
 
 @pytest.mark.parametrize("table", [
+    np.rint(floats(SIZE, SIZE)) * np.float32(-0.0),  # zeros of both signs
+    np.where(floats(SIZE, SIZE) > 0, np.finfo(np.float32).min, np.float32(0)),  # a mask
+    np.where(np.eye(SIZE) > 0, np.float32(1 + 2**-20), np.float32(0)),  # one element needs all of its bits
+    np.abs(floats(256, seed=1))[np.random.default_rng(2).integers(0, 256, (SIZE, SIZE))],  # as scales of few bits are
+])  # fmt: skip
+def test_few_values_are_places_in_a_table(table: np.ndarray) -> None:
+    values = np.unique(table.astype(np.float32).view(np.uint32))
+    found, count = narrowed(added(table.astype(np.float32)))
+    assert (found, count) == ({"t_uint8": np.dtype("uint8"), "t_values": np.dtype("float32")}, 1)
+    assert len(values) <= 256
+
+
+@pytest.mark.parametrize("table", [
     floats(SIZE, SIZE),  # needs all of its bits
-    np.full((SIZE, SIZE), 1e6, np.float32) + floats(SIZE, SIZE) * 0,  # beyond 16 bits
-    np.where(np.eye(SIZE) > 0, np.float32(1 + 2**-20), np.float32(0)),  # one element of all
+    np.where(floats(SIZE, SIZE) > 2, floats(SIZE, SIZE), np.rint(99 * floats(SIZE, SIZE)) / 3),  # 300 values
     np.zeros(LEAST // 4 + 8, np.float32)[: SIZE],  # too small to gain anything
 ])  # fmt: skip
 def test_others_stay_as_they_are(table: np.ndarray) -> None:

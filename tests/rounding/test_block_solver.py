@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from onnxq.calibration.gram import Gram
 from onnxq.calibration.im2col import Unfolding
 from onnxq.calibration.second_moments import LayerMoments
-from onnxq.rounding.block_grids import BlockGrid, best_grid, exported
-from onnxq.rounding.block_solver import refit_scales, solve_blocks
+from onnxq.rounding.block_grids import BlockGrid, best_grid, exported, few_scales
+from onnxq.rounding.block_solver import _by_weight, refit_scales, solve_blocks
 from onnxq.rounding.coordinate_descent import nearest
 
 
@@ -133,3 +133,26 @@ def test_exported_scales_keep_few_bits_and_are_floats():
     np.testing.assert_array_equal(found.astype(np.float32).astype(np.float64), found)
     np.testing.assert_allclose(found, scales, rtol=2**-10)
     assert exported(np.zeros(1))[0] == 1
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_codes_of_few_bits_have_few_scales(bits):
+    random = np.random.default_rng(2)
+    rows = random.standard_normal((512, 256)) * np.exp(random.standard_normal((512, 1)))
+    rows[0, :32] = 0  # a block of zeros has a scale of 1
+    found = solve_blocks(rows, None, bits, 32).codes.scales
+    before = _by_weight(rows, bits, 32).scales
+    assert len(np.unique(before)) > 256 >= len(np.unique(found))
+    np.testing.assert_allclose(found, before, rtol=0.02)
+    assert np.sqrt(np.square(found / before - 1).mean()) < 0.007
+
+
+def test_scales_of_8_bits_and_of_few_blocks_stay():
+    scales = np.abs(np.random.default_rng(3).standard_normal((512, 8))).astype(np.float32) + np.float32(0.1)
+    assert few_scales(scales, 8) is scales
+    assert few_scales(scales[:9], 4).shape == (9, 8)
+    np.testing.assert_array_equal(few_scales(scales[:9], 4), scales[:9])
+    few = few_scales(scales, 4)
+    np.testing.assert_array_equal(few_scales(few, 4), few)
+    order = np.argsort(scales.ravel())
+    assert (np.diff(few.ravel()[order]) >= 0).all()
