@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from decoders import LENGTH, genai_decoder
 from onnx import TensorProto
 from text_support import VOCABULARY, WORDS, decoder, save_tokenizer, sentences
 
@@ -106,6 +108,17 @@ def test_a_cache_is_filled_by_windows(tmp_path: Path) -> None:
     assert lengths[:5] == [lengths[0], 1, 1, 1, 1]
     assert rows[4]["past_key_values.0.key"].shape == (1, 1, lengths[0] + 3, 16)
     assert len(rows) < 5 * 20  # in place of 5 steps for each of 100 lines
+
+
+def test_windows_are_no_longer_than_the_table_of_rotations(tmp_path: Path) -> None:
+    save_decoder_tokenizer(tmp_path)
+    onnx.save(genai_decoder(), tmp_path / "m.onnx")
+    (tmp_path / "corpus.txt").write_text("\n".join(sentences(2000)))
+    model = load(tmp_path / "m.onnx")
+    infer_types(model)
+    samples = open_samples(tmp_path / "corpus.txt", input_specs(model), PLAIN, ModelFacts.of(model))
+    assert samples.notes[-1].endswith(f"windows of {LENGTH} tokens")
+    assert max(row["attention_mask"].shape[1] for row in samples.limit(20)) == LENGTH
 
 
 def test_a_long_text_gives_pieces_of_all_of_it() -> None:

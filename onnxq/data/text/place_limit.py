@@ -1,4 +1,4 @@
-"""The most tokens that a language model has places for, by its tables of embedded positions.
+"""The most tokens that a language model has places for, by its tables of embedded positions and of rotations.
 
 Tests: `tests/data/test_text_source.py`.
 """
@@ -15,9 +15,15 @@ from onnxq.data.text.roles import TextInputs
 from onnxq.errors import OnnxqError
 from onnxq.evaluator import Evaluator
 from onnxq.ir import Model, Node, Value
+from onnxq.ir.graph import MICROSOFT
 from onnxq.ir.topological_order import needed_nodes
 
 FEWEST = 8  # places of a table
+ROTATING = {  # slots of a table of cosines, and of places in it, of the last token for attention
+    (MICROSOFT, "GroupQueryAttention"): (7, 5),
+    (MICROSOFT, "RotaryEmbedding"): (2, 1),
+    ("", "RotaryEmbedding"): (1, 3),
+}
 INTEGERS = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)
 
 
@@ -38,9 +44,11 @@ def most_places(model: Model | None, wanted: TextInputs, most: int, padding: int
     if model is None or not tables:
         return most
     try:
-        evaluator, names, fits = Evaluator(model), [value.name for value in tables], most
+        evaluator, fits = Evaluator(model), most
+        names = [value.name for value in tables if not value.is_input]
         for _ in range(2):  # the second run tells whether fewer tokens are enough
-            found = evaluator.run(_feeds(model, wanted, fits, padding), names)
+            feeds = _feeds(model, wanted, fits, padding)
+            found = feeds | (evaluator.run(feeds, names) if names else {})
             over = max(int(np.max(found[value.name], initial=0)) + 1 - rows for value, rows in tables.items())
             if over <= 0:
                 return fits
@@ -55,8 +63,9 @@ def most_places(model: Model | None, wanted: TextInputs, most: int, padding: int
 def _tables(model: Model, wanted: TextInputs, most: int) -> Iterator[tuple[Value, int]]:
     """Yield indices into tables that may have too few rows, and how many rows there are."""
     for node in model.graph.nodes:
-        table, index = (*node.inputs, None, None)[:2]
-        if node.op_type != "Gather" or table is None or table.constant is None or index is None:
+        slots = (0, 1) if node.op_type == "Gather" and not node.domain else ROTATING.get((node.domain, node.op_type))
+        table, index = (None, None) if slots is None else (node.input(slot) for slot in slots)
+        if table is None or table.constant is None or index is None:
             continue
         shape = table.constant.shape
         if len(shape) != 2 or not FEWEST <= shape[0] < 2 * most or node.attribute("axis", 0) != 0:
