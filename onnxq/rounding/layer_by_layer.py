@@ -205,6 +205,14 @@ class Arrival:
         assert value is not None
         return value
 
+    @property
+    def pairs_up(self) -> bool:
+        """Whether the float model gives the layer as many rows; a router may send other tokens to an expert there."""
+        return bool(self.exact) and all(
+            np.shape(run.values[self.value]) == np.shape(other.values[self.value])
+            for run, other in zip(self.runs, self.exact, strict=True)
+        )
+
 
 Pause = tuple[WeightKey, list[Arrival]]
 
@@ -298,7 +306,7 @@ class _Walk:
     def _rows(self, job: BlockJob, arrivals: Sequence[Arrival], measured: MeasuredInput) -> np.ndarray:
         """Return the weight to choose codes for, which compensates for the error of the layers before."""
         rows = job.finite_rows(arrivals[0].node)
-        if not job.corrects or not all(arrival.exact for arrival in arrivals):
+        if not job.corrects or not all(arrival.pairs_up for arrival in arrivals):
             return rows
 
         def read() -> Iterator[Pair]:

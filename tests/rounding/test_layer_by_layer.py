@@ -49,6 +49,29 @@ def test_the_first_layer_is_rounded_on_the_samples_and_the_second_on_what_the_qu
     assert [found[job.key].method for job in (first, second)] == ["output error"] * 2
 
 
+def test_tokens_that_go_elsewhere_in_the_quantized_prefix_are_not_held_against_those_of_the_float_model():
+    """Experts read the tokens that a router sends them, which may be fewer or more behind quantized layers."""
+    weights = {"w1": floats(64, 48, scale=0.3), "w2": floats(48, 40, scale=0.3, seed=1), "zero": np.float32(0)}
+    nodes = [
+        node("MatMul", "x w1", "a"),
+        node("ReduceSum", "a last", "sums", keepdims=0),
+        node("Greater", "sums zero", "hit"),
+        node("NonZero", "hit", "places"),
+        node("Squeeze", "places first", "own"),
+        node("Gather", "a own", "read"),
+        node("MatMul", "read w2", "y"),
+    ]
+    integers = {"last": np.array([1]), "first": np.array([0])}
+    model = parse(build(nodes, {"x": [6, 64]}, ["y"], weights | integers, 21).SerializeToString())
+    infer_types(model)
+    plan = make_plan(model, recipe_of("weight-int2"), with_data=True)
+    given = [{"x": each["x"][0]} for each in samples()]
+    jobs = block_jobs(plan)
+    assert all(job.corrects for job in jobs)
+    found = round_layer_by_layer(model, jobs, given)
+    assert [found[job.key].method for job in jobs] == ["output error"] * 2
+
+
 def test_what_later_layers_read_is_of_the_weight_that_the_codes_stand_for():
     model, plan = two_layers(prefix_correction=False)
     jobs = block_jobs(plan)
