@@ -91,6 +91,8 @@ def percent(share: float, digits: int = 0) -> str:
 
 def format_drop(drop: float) -> str:
     """Say how far a metric changed: the float value minus the quantized one."""
+    if not math.isfinite(drop):
+        return "not finite"
     return "the same" if not drop else f"{abs(drop):.4g} {'less' if drop > 0 else 'more'}"
 
 

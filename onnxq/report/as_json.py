@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxq.verification.engines import EngineCheck
 from onnxq.verification.output_records import SelectionComparison
-from onnxq.verification.records import Comparison
+from onnxq.verification.records import Comparison, MetricComparison
 from onnxq.version import __version__
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def report_dict(report: ReportData) -> dict[str, Any]:
         "families": [record_dict(family) for family in report.families],
         "preparations": [asdict(one) for one in report.preparations],
         "min_onnxruntime": report.min_onnxruntime,
-        "inputs": [asdict(one) for one in report.inputs],
+        "inputs": [record_dict(one) for one in report.inputs],
         "warnings": [asdict(warning) for warning in report.warnings],
         "made": report.made,
         "command": report.command,
@@ -77,9 +77,13 @@ def comparison_dict(comparison: Comparison, samples: str | None) -> dict[str, An
         "no_layers": comparison.no_layers,
         "worst_samples": [record_dict(one) for one in comparison.worst_samples],
         "warnings": [asdict(warning) for warning in comparison.warnings],
-        "decoding": None if comparison.decoding is None else asdict(comparison.decoding),
-        "metric": None if comparison.metric is None else asdict(comparison.metric) | {"drop": comparison.metric.drop},
+        "decoding": None if comparison.decoding is None else record_dict(comparison.decoding),
+        "metric": None if comparison.metric is None else _metric_dict(comparison.metric),
     }
+
+
+def _metric_dict(metric: MetricComparison) -> dict[str, Any]:
+    return record_dict(metric) | {"drop": _finite(metric.drop)}
 
 
 def _selection_dict(selection: SelectionComparison) -> dict[str, Any]:
@@ -102,14 +106,20 @@ def engines_dict(check: EngineCheck) -> dict[str, Any]:
 
 
 def to_json(data: Any) -> str:
-    """Write plain data as JSON that any parser reads."""
-    return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    """Write plain data as JSON that any parser reads: numbers that are not finite are null."""
+    return json.dumps(_finite(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def record_dict(record: DataclassInstance) -> dict[str, Any]:
     """Return a record of figures as plain data for JSON: numbers that are not finite are null."""
-    return {key: _finite(value) for key, value in asdict(record).items()}
+    found: dict[str, Any] = _finite(asdict(record))
+    return found
 
 
 def _finite(value: Any) -> Any:
+    """Return plain data with null in place of numbers that are not finite."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_finite, value))
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -57,16 +57,17 @@ def _of_nothing(comparison: Comparison) -> Iterator[WarningLine]:
 
 def _of_accuracy(comparison: Comparison, expected: CrossValidation | None) -> Iterator[WarningLine]:
     worst, has = comparison.worst_sqnr, "has"
-    names = [output.name for output in comparison.measured() if output.sqnr == worst]
+    found = [output for output in comparison.measured() if output.sqnr == worst]
+    name, lost = (found[0].name, found[0].lost()) if found else ("", "")
     if expected is not None and expected.sqnr < min(worst, LOW):
-        worst, names, has = expected.sqnr, [expected.output], "is expected to have, on other samples,"
+        worst, name, has = expected.sqnr, expected.output, "is expected to have, on other samples,"
     if worst >= LOW:
         return
     share = 100 * 10 ** (-worst / 20) if math.isfinite(worst) else math.inf
     figure = f"{share:.0f}" if share >= 10 else f"{share:.2g}"
     judged = "it is of no use" if worst < USELESS else "40 dB are an error of 1 %"
-    said = f"{has} {decibels(worst)}, an error of {figure} % of its size" if math.isfinite(worst) else "overflows"
-    message = f"'{names[0] if names else ''}' {said}: {judged}"
+    said = f"{has} {decibels(worst)}, an error of {figure} % of its size" if math.isfinite(worst) else lost
+    message = f"'{name}' {said}: {judged}"
     remedy = "Give more typical data, or --min-sqnr 20 to keep the layers that lose most in float."
     yield WarningLine("low-sqnr", message, remedy)
 

@@ -151,7 +151,7 @@ class BudgetCheck:
         if self._metric is not None and budget.max_drop is not None:
             found = self._metric.compare(model)
             trim_heap(model.weight_bytes)  # of sessions
-            if found.drop > budget.max_drop:
+            if found.missed(budget.max_drop):
                 goes = "rises" if found.lower_is_better else "falls"
                 values = f"from {found.float_value:.6g} to {found.quantized_value:.6g}"
                 self.last = f"{found.name} {goes} {values} at best"

@@ -101,7 +101,7 @@ def compare(
         first = feeds if first is None else first
         results = pair.run(feeds, count, _hint(samples))
         pair.begin_beside(ranges.add, feeds)
-        before = [(difference.signal, difference.noise) for difference in differences]
+        before = [(difference.signal, difference.noise, difference.broken) for difference in differences]
         for name, difference, expected, got in zip(names, differences, *results, strict=True):
             problem = difference.add(expected, got)
             if problem:
@@ -128,13 +128,15 @@ def _worst(
     index: int,
     names: Sequence[str],
     differences: Sequence[Difference],
-    before: Sequence[tuple[float, float]],
+    before: Sequence[tuple[float, float, int]],
 ) -> tuple[SampleError, ...]:
     """Take a sample into the few that are off most, by what it has added to the sums of its float outputs."""
     found = []
-    for name, difference, (signal, noise) in zip(names, differences, before, strict=True):
+    for name, difference, (signal, noise, broken) in zip(names, differences, before, strict=True):
         power, off = difference.signal - signal, difference.noise - noise
-        if difference.dtype.startswith("float") and power > 0 and off > 0:
+        if difference.broken > broken:
+            found.append(SampleError(index, name, -math.inf))
+        elif difference.dtype.startswith("float") and 0 < power < math.inf and 0 < off < math.inf:
             found.append(SampleError(index, name, 10 * math.log10(power / off)))
     most = min(found, key=lambda one: one.sqnr, default=None)
     return worst if most is None else tuple(sorted((*worst, most), key=lambda one: one.sqnr)[:WORST_SAMPLES])

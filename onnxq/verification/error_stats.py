@@ -143,8 +143,9 @@ class Difference:
         self.spoilt += int((sound & ~finite).sum())
         self.unsound += int(r.size - sound.sum())
         r, q = r[finite], q[finite]
-        off = r - q
-        with single_threaded_blas():
+        with np.errstate(over="ignore"):
+            off = r - q
+        with single_threaded_blas(), np.errstate(over="ignore", invalid="ignore"):
             self._take(np.array([r @ r, off @ off, r @ q, q @ q]), float(np.abs(off).max(initial=0.0)))
 
     def _add_classes(self, r: np.ndarray, q: np.ndarray) -> None:
@@ -167,7 +168,7 @@ class Difference:
         """Signal-to-quantization-noise ratio in dB."""
         if self.equal:
             return math.inf
-        if self.broken or not self.signal:
+        if self.broken or not self.signal or math.isinf(self.noise):
             return -math.inf
         if not self.noise:  # strings have none; of numbers, the squares of tiny differences vanish
             return -math.inf if self.dtype == "string" else math.inf
@@ -180,8 +181,8 @@ class Difference:
 
     @property
     def cosine(self) -> float | None:
-        """Cosine of the angle between both, or None where one of them is zero."""
-        if not self.signal or not self.power:
+        """Cosine of the angle between both, or None where one of them is zero, or too large to be squared."""
+        if not (0 < self.signal < math.inf and 0 < self.power < math.inf):
             return None
         return max(-1.0, min(1.0, self.cross / (math.sqrt(self.signal) * math.sqrt(self.power))))
 

@@ -7,6 +7,7 @@ could saturate, onnxruntime's optimised graph of it runs in the evaluator with s
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -30,6 +31,7 @@ from onnxq.targets.tables import table_name
 from onnxq.targets.target import load_target
 from onnxq.verification.error_stats import ANY_AXIS, Difference
 from onnxq.verification.int8_saturation import read_saturation
+from onnxq.verification.output_records import with_sqnr
 
 LATENCIES = "onnxq_latencies"  # metadata: predicted latency in that of float, by family
 # Fusions of float operators into those of com.microsoft, which the evaluator has no kernels for
@@ -175,7 +177,7 @@ def saturation_loss(
         samples: `{input name: array}`; the first few are run, if the processor at hand differs from a family.
 
     Returns:
-        dB, 0 where the processor at hand does as all families do; None where it is unknown.
+        dB, 0 where the processor at hand does as all families do; None where it is unknown, or is no finite number.
 
     """
     with working("families"):
@@ -187,7 +189,9 @@ def saturation_loss(
         (exact,) = evaluated_sqnrs(float_model, encoded, samples, ["exact"]) if noted else [saturated]
     if exact is None or saturated is None:
         return None
-    return 0.0 if exact == saturated else exact - saturated
+    if exact == saturated:
+        return 0.0
+    return exact - saturated if math.isfinite(exact) and math.isfinite(saturated) else None
 
 
 def evaluated_sqnrs(
@@ -205,7 +209,8 @@ def evaluated_sqnrs(
         arithmetics: Of integer products.
 
     Returns:
-        None for each where onnxruntime makes operators of the model that the evaluator does not know.
+        None for each where onnxruntime makes operators of the model that the evaluator does not know. Labels do not
+        count if there are other outputs.
 
     """
     differences: list[list[Difference]] = [[] for _ in arithmetics]
@@ -221,7 +226,13 @@ def evaluated_sqnrs(
                     difference.add(one, other)
     except (OnnxqError, SessionError):
         return [None] * len(arithmetics)
-    return [min((each.sqnr for each in sums if each.sqnr is not None), default=None) for sums in differences]
+    return [_worst(sums) for sums in differences]
+
+
+def _worst(sums: Sequence[Difference]) -> float | None:
+    """Return the SQNR of the worst output of which it means something; None without samples."""
+    counts = with_sqnr([each.dtype for each in sums])
+    return min((each.sqnr for each, counted in zip(sums, counts, strict=True) if counted), default=None)
 
 
 def _optimized(quantized: bytes) -> Model:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from onnxq.text import decibels, join_words
 
 INDICES = ("int32", "int64", "bool")  # what labels, places and counts come as; pixels come as other integers
+TEXT = ("string", "object")  # what labels may come as, too; they have no size
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,13 @@ class OutputComparison:
     agreement: float | None
     spoilt: int = 0
     undefined: int = 0
+
+
+    def lost(self) -> str:
+        """Say why it has no SQNR at all."""
+        if math.isinf(self.max_abs):
+            return "overflows"
+        return "has other text" if self.dtype in TEXT else "is zero in the float model, and here it is not"
 
 
 @dataclass(frozen=True)
@@ -88,7 +96,7 @@ class SelectionComparison:
 
 def with_sqnr(dtypes: Sequence[str]) -> list[bool]:
     """Tell for which outputs an SQNR is meaningful: not for labels if there are others."""
-    counts = [dtype not in INDICES for dtype in dtypes]
+    counts = [dtype not in (*INDICES, *TEXT) for dtype in dtypes]
     return counts if any(counts) else [True] * len(dtypes)
 
 
@@ -117,6 +125,8 @@ def sqnr_missed(output: OutputComparison, limit: float) -> str:
     """Say by how much an SQNR misses a limit; empty where it does not."""
     if output.sqnr >= limit:
         return ""
+    if math.isinf(output.sqnr):
+        return f"{output.lost()}: {limit:g} dB are asked for"
     return f"has {output.sqnr:.2f} dB, {limit - output.sqnr:.2f} dB below the {limit:g} dB asked for"
 
 

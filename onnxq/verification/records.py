@@ -93,6 +93,15 @@ class MetricComparison:
         """The float value minus the quantized one."""
         return self.float_value - self.quantized_value
 
+    def missed(self, max_drop: float) -> list[str]:
+        """Say by how much more the value fell than it may; nothing where it did not."""
+        if self.drop <= max_drop:
+            return []
+        if math.isnan(self.drop):
+            return [f"{self.name} went from {self.float_value:.6g} to {self.quantized_value:.6g}: no drop can be told"]
+        how = "rose" if self.lower_is_better else "fell"
+        return [f"{self.name} {how} by {self.drop:.4g}, {self.drop - max_drop:.4g} more than {max_drop:g}"]
+
     def change_words(self) -> str:
         """Say for people how far the value changed."""
         return "to the float model" if self.is_distance else format_drop(self.change)
@@ -328,8 +337,5 @@ class Comparison:
         if max_drop is not None:
             if self.metric is None:
                 raise CheckFailed("no metric was measured that could have dropped", "Name one with --metric.")
-            if self.metric.drop > max_drop:
-                by = self.metric.drop - max_drop
-                how = "rose" if self.metric.lower_is_better else "fell"
-                found.append(f"{self.metric.name} {how} by {self.metric.drop:.4g}, {by:.4g} more than {max_drop:g}")
+            found += self.metric.missed(max_drop)
         return found

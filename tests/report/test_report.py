@@ -8,9 +8,10 @@ import pytest
 
 from onnxq.errors import OutputError
 from onnxq.ir import load
-from onnxq.report import NodeReport, Report, check_report_path, decibels, write_report
+from onnxq.publish.model_card import ExportedFile
+from onnxq.report import NodeReport, Report, check_report_path, decibels, to_json, write_report
 from onnxq.stages.prepare import prepare
-from onnxq.verification.records import Comparison, Latency, OutputComparison
+from onnxq.verification.records import Comparison, Decoding, Latency, MetricComparison, OutputComparison
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 NODES = (
@@ -114,6 +115,19 @@ def test_json(report: Report) -> None:
         "layer_sizes": [],
         "budget": [],
     }  # fmt: skip
+
+
+def test_figures_that_are_not_finite_are_null_in_json(report: Report) -> None:
+    assert report.comparison is not None
+    lost = MetricComparison("perplexity", 12.5, math.inf, lower_is_better=True)
+    decoding = Decoding(lost, None, None, None, 0, (1, 2))
+    changed = replace(report, comparison=replace(report.comparison, metric=lost, decoding=decoding))
+    found = json.loads(changed.to_json())["comparison"]
+    assert (found["metric"]["quantized_value"], found["metric"]["drop"]) == (None, None)
+    assert found["decoding"]["perplexity"]["quantized_value"] is None
+    assert found["decoding"]["load_bytes"] == [1, 2]
+    exported = ExportedFile("m.onnx", "any processor", "auto", 1, sqnr=math.inf)
+    assert json.loads(to_json(exported.as_dict()))["sqnr"] is None
 
 
 def test_markdown(report: Report) -> None:

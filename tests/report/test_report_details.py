@@ -114,6 +114,14 @@ def test_the_samples_that_are_off_most_are_named() -> None:
     assert found[0].sqnr == pytest.approx(20 * math.log10(4 / 3), abs=1e-6)
 
 
+def test_a_sample_that_only_the_quantized_model_makes_nan_of_is_worst() -> None:
+    first = build([node("Abs", "x", "y")], {"x": [1, 4]})
+    second = build([node("Sqrt", "x", "r"), node("Mul", "r r", "y")], {"x": [1, 4]})
+    samples = [{"x": np.full((1, 4), value, np.float32)} for value in (0.3, -1.0, 0.7)]
+    found = compare(first, second, samples, latency=False).worst_samples
+    assert (found[0].index, found[0].sqnr) == (1, -math.inf)
+
+
 def test_a_full_report_has_them(tmp_path: Path) -> None:
     data = SAMPLES / "digits_calibration.npz"
     report: Report = quantize(

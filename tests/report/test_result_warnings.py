@@ -37,7 +37,18 @@ def test_below_20_db() -> None:
     assert [warning.code for warning in found] == ["low-sqnr"]
     assert found[0].message == "'y' has 12.6 dB, an error of 23 % of its size: 40 dB are an error of 1 %"
     assert "--min-sqnr" in found[0].remedy
-    assert result_warnings(compared(-math.inf))[0].message == "'y' overflows: it is of no use"
+    lost = compared(-math.inf)
+    said = "'y' is zero in the float model, and here it is not: it is of no use"
+    assert result_warnings(lost)[0].message == said
+    overflown = replace(lost, outputs=(replace(lost.outputs[0], max_abs=math.inf),))
+    assert result_warnings(overflown)[0].message == "'y' overflows: it is of no use"
+
+
+def test_other_text_is_no_lost_signal_if_there_are_figures() -> None:
+    label = OutputComparison("label", "string", 10, False, -math.inf, 0.0, None, 90.0)
+    alone = Comparison((label,), 5)
+    assert result_warnings(alone)[0].message == "'label' has other text: it is of no use"
+    assert codes(replace(alone, outputs=(label, *compared(40.0).outputs))) == []
 
 
 def test_below_10_db_a_model_is_of_no_use() -> None:

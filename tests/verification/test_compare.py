@@ -79,6 +79,12 @@ def test_noise_over_silence_has_none() -> None:
     assert difference.sqnr == -math.inf
 
 
+def test_numbers_whose_squares_are_too_large_have_no_figures() -> None:
+    difference = Difference()
+    difference.add(np.array([1e200, 1.0]), np.array([1.1e200, 1.0]))
+    assert (difference.sqnr, difference.cosine, difference.equal) == (-math.inf, None, False)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_value_that_only_one_model_loses_ruins_the_output(bad: float) -> None:
     for pair in ((1.0, bad), (bad, 1.0))[: 1 if np.isnan(bad) else 2]:
@@ -316,6 +322,14 @@ def test_an_output_without_cosine_misses_any(output: OutputComparison, sentence:
     assert sentence in missed
 
 
+def test_text_is_not_held_to_an_sqnr_if_there_are_numbers() -> None:
+    text = OutputComparison("t", "string", 4, False, -math.inf, 0.0, None, 50.0)
+    numbers = OutputComparison("y", "float32", 4, False, 35.0, 0.1, 1.0, None)
+    assert Comparison((text, numbers), 1).worst_sqnr == 35
+    assert Comparison((text, numbers), 1).missed(min_sqnr=30) == []
+    assert Comparison((text,), 1).missed(min_sqnr=30) == ["output 't' has other text: 30 dB are asked for"]
+
+
 def test_equal_outputs_and_text_have_no_cosine_to_miss() -> None:
     equal = OutputComparison("y", "float32", 4, True, math.inf, 0.0, None, None)
     text = OutputComparison("t", "string", 4, False, -math.inf, 0.0, None, 50.0)
@@ -329,6 +343,9 @@ def test_a_metric_may_fall_so_far() -> None:
     risen = Comparison((), 1, metric=MetricComparison("m:accuracy", 0.9, 0.95))
     assert risen.missed(max_drop=0) == []
     assert risen.missed(max_drop=-0.1) == ["m:accuracy fell by -0.05, 0.05 more than -0.1"]
+    unknown = MetricComparison("psnr", 30.0, math.nan)
+    assert Comparison((), 1, metric=unknown).missed(max_drop=1) == ["psnr went from 30 to nan: no drop can be told"]
+    assert unknown.change_words() == "not finite"
     with pytest.raises(CheckFailed, match="no metric was measured"):
         Comparison((), 1).missed(max_drop=1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,26 @@ def test_exact_products_run_only_where_others_lose(monkeypatch: pytest.MonkeyPat
     assert lost is not None
     assert (lost > 6) == loses
     assert run == ["saturating", "exact"][: 1 + loses]
+
+
+def test_labels_do_not_count_beside_scores(tmp_path: Path) -> None:
+    nodes = [node("MatMul", "x w", "scores"), node("ArgMax", "scores", "label", axis=1, keepdims=0)]
+    outputs = {"scores": onnx.TensorProto.FLOAT, "label": onnx.TensorProto.INT64}
+    weight = floats(8, 3, seed=1)
+    first, second = (build(nodes, {"x": [4, 8]}, outputs, {"w": w}) for w in (weight, weight + 0.1 * floats(8, 3, seed=3)))
+    samples = [{"x": floats(4, 8, seed=2)}]
+    (found,) = evaluated_sqnrs(first, second.SerializeToString(), samples, ("exact",))
+    alone = onnxq.compare(first, second, samples, latency=False)
+    assert alone.outputs[1].sqnr < alone.outputs[0].sqnr
+    assert found == pytest.approx(alone.outputs[0].sqnr, abs=0.01)
+
+
+def test_a_loss_that_is_no_number_leaves_a_family_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = parse(build([node("Relu", "x", "y")], {"x": [1]}).SerializeToString())
+    found = {"saturating": 30.0, "exact": np.inf}
+    monkeypatch.setattr(families, "evaluated_sqnrs", lambda *given: [found[given[3][0]]])
+    monkeypatch.setattr(families, "losses_noted", lambda: nullcontext([1]))
+    assert saturation_loss(SaturatingFamilies({"cpu-avx2": True}, here=False), model, model, []) is None
 
 
 def test_what_was_predicted_is_in_the_model(wide) -> None:

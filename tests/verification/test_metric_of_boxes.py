@@ -103,3 +103,16 @@ def test_labels_for_another_number_of_pictures_are_refused() -> None:
 def test_models_of_two_kinds_are_not_compared() -> None:
     with pytest.raises(DataError, match="the outputs of one model hold boxes"):
         run([boxes(HALVES, CERTAIN)]).score(run([{"y": np.eye(4, dtype=np.float32)[None]}]))
+
+
+@pytest.mark.parametrize("shape", [(0,), (1, 0)])
+def test_a_picture_without_boxes_counts_those_of_the_other_model(shape: tuple[int, ...]) -> None:
+    nothing = boxes(np.zeros((*shape, 4), np.float32), np.zeros(shape, np.float32))
+    together = {"boxes": np.zeros((*shape, 6), np.float32)}
+    classes = {"boxes": np.zeros((*shape, 4), np.float32), "scores": np.zeros((*shape, 3), np.float32)}
+    for one in (nothing, together, classes):
+        found = read_boxes(one)
+        assert found is not None
+        assert [len(each.corners) for each in found] == [0]
+    assert run([boxes(HALVES, CERTAIN), nothing]).score(run([boxes(HALVES, CERTAIN), nothing])) == 100
+    assert run([nothing]).score(run([boxes(HALVES, CERTAIN)])) == 0

@@ -15,6 +15,8 @@ from onnxq.errors import CheckFailed, DataError
 from onnxq.pipeline.quantize import quantize
 from onnxq.search.budget import Budget
 from onnxq.verification.metrics.by_name import METRICS
+from onnxq.verification.metrics.classes import Agreement
+from onnxq.verification.metrics.nearness import Cosine
 from onnxq.verification.user_metric import MetricJudge, check_drop, check_labels, compare_metric, try_metric
 from tests.helpers import build, floats, node
 
@@ -69,6 +71,23 @@ def test_agreement_counts_the_decisions_of_the_float_model(tmp_path: Path) -> No
     flipped = scaled(["n", 6], np.array([1, 0.1, 1, 1, 1, 1]))  # the first row then prefers class 2
     assert value(tmp_path, "agreement", SCORES) == 100
     assert value(tmp_path, "agreement", SCORES, flipped) == pytest.approx(200 / 3)
+
+
+def test_decisions_that_only_one_of_two_detectors_makes_are_different() -> None:
+    float_model, quantized = Agreement({}), Agreement({})
+    for run, counts in ((float_model, (3, 2, 1)), (quantized, (3, 1, 1))):
+        for count in counts:  # of one score nothing is chosen
+            run.add({}, {"boxes": np.eye(count, 4, dtype=np.float32), "scores": np.ones(count, np.float32)})
+    assert float_model.score(float_model) == 100
+    assert quantized.score(float_model) == 50
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_cosine_of_what_is_not_finite_is_no_number(bad: float) -> None:
+    float_model, quantized = Cosine({}), Cosine({})
+    float_model.add({}, {"y": np.ones(4, np.float32)})
+    quantized.add({}, {"y": np.array([1, 1, 1, bad], np.float32)})
+    assert np.isnan(quantized.score(float_model))
 
 
 def test_cosine_is_that_of_the_least_similar_output(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ Tests: `tests/verification/test_metric_of_boxes.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -148,21 +149,22 @@ def _holds_all(array: np.ndarray) -> bool:
 
 
 def _separate(corners: np.ndarray, scores: np.ndarray, classes: np.ndarray | None) -> Iterator[Boxes]:
-    count = corners.shape[-2]
-    corners = corners.reshape(-1, count, CORNERS)
-    scores = scores.reshape(len(corners), count, -1).astype(np.float64)
+    pictures, count = math.prod(corners.shape[:-2]), corners.shape[-2]  # of which there may be none
+    columns = scores.shape[-1] if scores.ndim == corners.ndim else 1
+    corners = corners.reshape(pictures, count, CORNERS)
+    scores = scores.reshape(pictures, count, columns).astype(np.float64)
     kinds = scores.argmax(axis=2)
     best = scores.max(axis=2)
     if scores.shape[2] == 2:  # background and object
         kinds, best = np.zeros_like(kinds), scores[:, :, 1]
     if classes is not None:
-        kinds = classes.reshape(len(corners), count).astype(np.int64)
+        kinds = classes.reshape(pictures, count).astype(np.int64)
     for one, score, kind in zip(corners, best, kinds, strict=True):
         yield Boxes(one.astype(np.float64), score, kind)
 
 
 def _together(array: np.ndarray) -> Iterator[Boxes]:
-    for rows in array.reshape(-1, array.shape[-2], COLUMNS).astype(np.float64):
+    for rows in array.reshape(math.prod(array.shape[:-2]), *array.shape[-2:]).astype(np.float64):
         yield Boxes(rows[:, :CORNERS], rows[:, CORNERS], rows[:, CORNERS + 1].astype(np.int64))
 
 

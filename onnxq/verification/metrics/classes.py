@@ -32,6 +32,7 @@ WHAT = "the class of each sample"
 FEW_LABELS = 20  # rows below which labels are not judged
 SHIFTED = 30.0  # points that labels gain by another first class, from which on that class is meant
 BY_CHANCE = 1.5  # times what guessing gives
+NO_DECISIONS = np.zeros(0, np.int64)
 
 
 def holds_classes(array: np.ndarray) -> bool:
@@ -185,12 +186,13 @@ class Agreement(MetricRun):
         self.chosen: dict[str, list[np.ndarray]] = {}
 
     def add(self, inputs: Arrays, outputs: Arrays) -> None:
-        """Keep the decisions of each output."""
-        found = {name: made for name, array in numbers(outputs).items() if (made := decisions(array)) is not None}
-        if not found:
+        """Keep the decisions of each output; a detector may give too few boxes for any."""
+        found = {name: decisions(array) for name, array in numbers(outputs).items()}
+        if not self.chosen and all(made is None for made in found.values()):
             raise refuse_outputs("agreement", "scores of classes", outputs)
-        for name, made in found.items():
-            self.chosen.setdefault(name, []).append(made)
+        for name in outputs:
+            made = found.get(name)
+            self.chosen.setdefault(name, []).append(NO_DECISIONS if made is None else made)
 
     def score(self, reference: MetricRun) -> float:
         """Return the percentage of equal decisions."""

@@ -62,7 +62,7 @@ def _cosine(expected: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> float:
         cross, signal, power = cross + float((r * q).sum()), signal + float((r * r).sum()), power + float((q * q).sum())
     if not signal or not power:
         return 1.0 if signal == power else 0.0
-    return max(-1.0, min(1.0, cross / math.sqrt(signal) / math.sqrt(power)))
+    return float(np.clip(cross / math.sqrt(signal) / math.sqrt(power), -1.0, 1.0))  # NaN stays NaN
 
 
 class Psnr(MetricRun):
