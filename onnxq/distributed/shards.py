@@ -9,11 +9,11 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 
 from onnxq.calibration.blocks import Blocks, BlockSums
 from onnxq.calibration.layer_moments import MeasuredLayers
@@ -101,7 +101,7 @@ class OpenCalibration:
         recipe = self.prepared.plan.recipe.to_toml() + f"\n{self.asked.target}"
         return {
             "onnxq": __version__,
-            "onnxruntime": version("onnxruntime"),
+            "onnxruntime": ort.__version__,  # whose package may be onnxruntime-gpu
             "numpy": np.__version__,
             "model": self.prepared.source,
             "recipe": hashlib.sha256(recipe.encode()).hexdigest(),
@@ -145,8 +145,7 @@ def open_calibration(
     for said in samples.ignored:
         mention(said)
     observer.step("calibrate")
-    count = samples.count
-    count = sum(1 for _ in samples) if count is None else count
+    count = samples.count or sum(1 for _ in samples)  # which refuses to read nothing
     return OpenCalibration(asked, prepared, layers_needing_moments(prepared.plan), samples, Blocks(count))
 
 

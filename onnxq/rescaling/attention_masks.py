@@ -176,7 +176,7 @@ class MaskedSoftmax:
         return self.spreads.get(self.mask, ScoreRange()) if self.mask is not None else ScoreRange()
 
     def limit(self) -> int | None:
-        """Choose how deep the mask is to reach, as `Spread.limit`; None where there is no mask, or none so deep."""
+        """Choose how deep the mask is to reach, as `ScoreRange.limit`; None where there is no mask, or none so deep."""
         limit = self.spread.limit(coded=self.coded) if self.mask is not None and self.denormals else None
         if limit is not None and self.slot is not None and (self.awaited or self.number >= limit):
             return None

@@ -95,7 +95,7 @@ def run_forked(
     """
     shared = len(tasks) <= MOST_TASKS and can_fork()
     count = min(worker_count(task_bytes), len(tasks), MOST_COPIES) if shared else 1
-    if count == 1:
+    if count <= 1:
         results = []
         for task in tasks:
             results.append(function(task))

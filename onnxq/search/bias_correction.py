@@ -28,7 +28,7 @@ from onnxq.progress import working
 from onnxq.runtime.fork import ahead_in_copy
 from onnxq.search.held_out import TRIAL_SAMPLES
 from onnxq.search.mixed_precision import decibels_without
-from onnxq.search.resolution import round_to_resolution
+from onnxq.search.resolution import gained, round_to_resolution
 from onnxq.search.sqnr_evaluator import ENOUGH
 from onnxq.search.trials.rescaling_trial import LEAST_GAIN
 from onnxq.search.variants import Variants
@@ -107,7 +107,7 @@ def correct(variants: Variants, choices: Choices) -> Shifts:
     try:
         reached = variants.split.judge.sqnrs(candidates(), least=LEAST_GAIN)
         before = next(reached)
-        gains = before < ENOUGH and next(reached, -math.inf) >= before + LEAST_GAIN
+        gains = before < ENOUGH and gained(before, next(reached, -math.inf)) >= LEAST_GAIN
     except ModelError:
         return {}
     return fitted if gains else {}

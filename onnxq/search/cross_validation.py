@@ -94,6 +94,8 @@ class Logits(NamedTuple):
             count: How many samples show it; one more lies in between.
 
         """
+        if sqnr == -math.inf:  # nothing is lower
+            return sqnr
         lost = share * max(self.gain, 0.0)
         made = self.noise * 10 ** (lost / 10)
         made *= self.signal / (self.signal + made) if made > 0 else 1.0  # a probability is off by a half at most

@@ -97,7 +97,7 @@ def cheap_wins(variants: Variants, ranked: Sequence[Candidate]) -> SearchResult:
                 continue
             least = best + max(LEAST_SHOWN, SHOWN_FOR_TIME * cost)
             reached = variants.fine_judge.sqnr_towards(variants.model(attempt), least)
-            if reached >= least:
+            if reached >= least and reached > best:
                 best, choices, time, remaining = reached, attempt, longer, move.noise * way.left
                 break
         noise += remaining - move.noise
@@ -135,7 +135,7 @@ def _free_wins(variants: Variants, left: Sequence[Candidate], found: SearchResul
         judged.append(_decided(plan))
         least = best + max(LEAST_FOR_LITTLE, SHOWN_FOR_TIME * cost)
         reached = variants.fine_judge.sqnr_towards(variants.model(attempt), least)
-        if reached >= least:
+        if reached >= least and reached > best:
             best, choices, time = reached, attempt, longer
     return replace(found, choices=choices, sqnr=best)
 
@@ -169,7 +169,7 @@ def keep_small_weights_float(variants: Variants, ranked: Sequence[Candidate], fo
         attempt = {**choices, move.key: _kept(move)}
         least = best + KEPT_GAIN * gain
         reached = variants.judge.sqnr_towards(variants.model(attempt), least)
-        if reached >= least:
+        if reached >= least and reached > best:
             best, choices = reached, attempt
     return replace(found, choices=choices)
 

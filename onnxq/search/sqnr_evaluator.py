@@ -31,7 +31,7 @@ from onnxq.runtime.session import SessionError, open_session, run_session
 from onnxq.runtime.workers import run_in_order
 from onnxq.search.float_outputs import KEPT_BYTES, FloatOutputs, FloatTensors
 from onnxq.search.logits import SLOPES, ScoreError, flattening, scores, shared_axes
-from onnxq.search.resolution import round_to_resolution
+from onnxq.search.resolution import gained, round_to_resolution
 from onnxq.verification.detections import find_selection, replay_selections
 from onnxq.verification.error_stats import ANY_AXIS, Difference
 from onnxq.verification.output_records import with_sqnr
@@ -460,11 +460,11 @@ class SqnrEvaluator:
         if len(ways) > 1 and can_fork():
             over = self._comparison(before(), figure, least)
 
-            def gained(way: MakeModel) -> float | None:
+            def gain_of(way: MakeModel) -> float | None:
                 model = way()
                 return None if model is None else over.gain(self._run_quantized(model, bar=over.bar))
 
-            return run_forked(gained, ways, done=_Trials().tell, task_bytes=self._bytes)
+            return run_forked(gain_of, ways, done=_Trials().tell, task_bytes=self._bytes)
         changing: list[int] = []
 
         def models() -> Iterator[Model]:
@@ -480,7 +480,7 @@ class SqnrEvaluator:
         reached = list(self._compared(models(), figure, least))
         gains: list[float | None] = [None] * len(ways)
         for number, after in zip(changing, reached[1:], strict=True):
-            gains[number] = after - reached[0]
+            gains[number] = gained(reached[0], after)
         return gains
 
     def gain(self, before: Model, after: Model) -> float:
@@ -561,7 +561,7 @@ class _Over:
 
     def gain(self, judged: _Judged) -> float:
         """Return what a variant gains, in dB."""
-        return self.figure_of(judged) - self.reached
+        return gained(self.reached, self.figure_of(judged))
 
 
 def worst_decibels(noise: np.ndarray) -> float:

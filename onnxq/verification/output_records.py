@@ -49,7 +49,6 @@ class OutputComparison:
     spoilt: int = 0
     undefined: int = 0
 
-
     def lost(self) -> str:
         """Say why it has no SQNR at all."""
         if math.isinf(self.max_abs):

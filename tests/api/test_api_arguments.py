@@ -118,3 +118,5 @@ def test_samples_belong_to_their_model() -> None:
         onnxq.quantize("m.onnx", "static-int8", samples=opened)
     with pytest.raises(onnxq.DataError, match="samples holds none"):
         onnxq.quantize("m.onnx", "static-int8", samples=[])
+    with pytest.raises(onnxq.DataError, match="samples holds none"):
+        onnxq.calibrate("m.onnx", samples=[], recipe="static-int8")

@@ -5,14 +5,18 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import onnxruntime as ort
 import pytest
 
 from onnxq.calibration.shard_file import ShardStats, load_shard, merge_shards, save_shard
 from onnxq.cli import main
+from onnxq.distributed.shards import Calibration, open_calibration
 from onnxq.errors import DataError
+from onnxq.progress import Silent
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 CALIBRATE = (
@@ -122,6 +126,15 @@ def test_more_shards_than_blocks_are_refused(here: Path, capsys: pytest.CaptureF
     assert onnxq(*CALIBRATE, "--shard", "3/17", "-o", "x.stats") == 2
     assert "40 samples make at most 16 shards, not 17" in capsys.readouterr().err
     assert not Path("x.stats").exists()
+
+
+def test_onnxruntime_may_be_installed_under_another_name(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> metadata.Distribution:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", missing)  # as with onnxruntime-gpu
+    opened = open_calibration(Calibration(Path(CALIBRATE[1]), (CALIBRATE[3],), recipe=CALIBRATE[5]), Silent())
+    assert opened.origin(1)["onnxruntime"] == ort.__version__
 
 
 def test_samples_of_a_function_are_counted_and_cut(here: Path) -> None:

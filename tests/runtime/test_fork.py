@@ -47,6 +47,10 @@ def test_tasks_are_shared_and_their_results_in_order(two):
 
 
 @linux
+def test_without_tasks_nothing_is_started(two):
+    assert run_forked(squared, []) == []
+
+
 def test_large_arrays_come_back_as_they_were(two):
     def made(number):
         return os.getpid(), {"large": np.arange(200_000, dtype=np.float64) * number, "text": "ü", "none": None}

@@ -126,6 +126,10 @@ def test_one_more_case_in_between_is_expected_than_was_seen() -> None:
     found = CrossValidated((known,), 24, {"p": Logits(math.inf, 0.0, 0.5, 0.0)}).expected(exact, 24)
     assert found is not None
     assert found.sqnr == math.inf
+    overflown = Comparison((output("p", -math.inf),), 24)
+    found = CrossValidated((known,), 24, {"p": Logits(50.0, 0.0, 0.5, 0.1)}).expected(overflown, 24)
+    assert found is not None
+    assert (found.sqnr, found.sentence.split(":")[1].split(",")[0]) == (-math.inf, " none")
 
 
 @pytest.mark.parametrize(("reader", "below"), [("Softmax", True), ("LogSoftmax", False)])

@@ -327,6 +327,19 @@ def test_ratios_of_a_judge_lie_on_that_grid() -> None:
         assert ratio / RESOLUTION == pytest.approx(round(ratio / RESOLUTION), abs=1e-6)
 
 
+def test_a_variant_of_an_output_that_is_zero_gains_nothing() -> None:
+    """Two ratios of minus infinity have no difference: it was no number, which passed for a gain."""
+
+    def model(added: float) -> Any:
+        steps = [node("Mul", "x none", "zero"), node("Add", "zero a", "y")]
+        weights = {"none": np.zeros(1, np.float32), "a": np.full(1, added, np.float32)}
+        return parse(build(steps, {"x": ["N", 2]}, ["y"], weights).SerializeToString())
+
+    judge = SqnrEvaluator(model(0.0), wrap_samples([{"x": CERTAIN}], input_specs(model(0.0))))
+    assert judge.sqnr(model(0.1)) == float("-inf")
+    assert judge.sqnr_gains(lambda: model(0.1), [lambda: model(0.2)], least=0.5) == [0.0]
+
+
 @pytest.mark.parametrize(("least", "ran"), [(-1.0, 12), (1.0, 12), (3.0, 4)])
 def test_a_variant_that_cannot_gain_enough_runs_on_the_first_samples_only(least, ran, monkeypatch) -> None:
     neutral = ("Identity", {})

@@ -108,7 +108,7 @@ class Counting:
         return choices
 
     def replan(self, choices):
-        made = [(SimpleNamespace(outputs=[SimpleNamespace(name=key)]), choice) for key, choice in choices.items()]
+        made = [(SimpleNamespace(makes=[SimpleNamespace(name=key)]), choice) for key, choice in choices.items()]
         decisions = [SimpleNamespace(node=node, scheme=choice.scheme) for node, choice in made]
         return SimpleNamespace(plan=SimpleNamespace(decisions=decisions)), {}
 
@@ -298,7 +298,7 @@ def test_what_follows_a_node_to_float_counts_for_it():
 
     def replan(choices):
         gone = {*choices, *(["large"] if "n7" in choices else [])}
-        left = [SimpleNamespace(outputs=[SimpleNamespace(name=one.key)]) for one in ranked if one.key not in gone]
+        left = [SimpleNamespace(makes=[SimpleNamespace(name=one.key)]) for one in ranked if one.key not in gone]
         return SimpleNamespace(plan=SimpleNamespace(costs=None, in_integers=left)), {}
 
     variants.replan = replan

@@ -128,7 +128,9 @@ def test_labels_do_not_count_beside_scores(tmp_path: Path) -> None:
     nodes = [node("MatMul", "x w", "scores"), node("ArgMax", "scores", "label", axis=1, keepdims=0)]
     outputs = {"scores": onnx.TensorProto.FLOAT, "label": onnx.TensorProto.INT64}
     weight = floats(8, 3, seed=1)
-    first, second = (build(nodes, {"x": [4, 8]}, outputs, {"w": w}) for w in (weight, weight + 0.1 * floats(8, 3, seed=3)))
+    first, second = (
+        build(nodes, {"x": [4, 8]}, outputs, {"w": w}) for w in (weight, weight + 0.1 * floats(8, 3, seed=3))
+    )
     samples = [{"x": floats(4, 8, seed=2)}]
     (found,) = evaluated_sqnrs(first, second.SerializeToString(), samples, ("exact",))
     alone = onnxq.compare(first, second, samples, latency=False)
