@@ -9,8 +9,9 @@ Tests: `tests/rounding/test_saturation_limits.py`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -24,21 +25,35 @@ CHUNK_ROWS = 1024
 STRIP = 192  # columns of a product that are computed together, in float32
 
 
-@dataclass(frozen=True)
-class Gram:
-    """Mean of `x xᵀ` and of `x` over rows.
+class ColumnBlocks(ABC):
+    """Second moments of columns that are cut into blocks, in whatever form they are held.
 
     Attributes:
-        matrix: float64 or float32 `[groups * blocks, b, b]`, symmetric; the columns of a group are cut into blocks of
-            `b`, the last one filled up with zeros.
         mean: float64 `[groups, n]`.
         rows: How many rows were seen.
 
     """
 
-    matrix: np.ndarray
     mean: np.ndarray
     rows: int
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """How many blocks there are, and columns of each."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> np.dtype[Any]:
+        """Type of their elements."""
+
+    @abstractmethod
+    def diagonal(self) -> np.ndarray:
+        """Return the second moment of each column, `[blocks, b]`."""
+
+    @abstractmethod
+    def product(self, cut: np.ndarray) -> np.ndarray:
+        """Return the product of each block `[blocks, channels, b]` with H."""
 
     @property
     def n(self) -> int:
@@ -56,23 +71,61 @@ class Gram:
 
         """
         blocks = self.split(difference)
-        per_block = np.einsum("pmb,pmb->pm", np.matmul(blocks, self.matrix), blocks)
+        per_block = self._errors(blocks)
         return np.asarray(per_block.reshape(len(self.mean), -1, blocks.shape[1]).sum(axis=1).reshape(-1))
+
+    def _errors(self, cut: np.ndarray) -> np.ndarray:
+        return np.asarray(np.einsum("pmb,pmb->pm", self.product(cut), cut))
 
     def split(self, rows: np.ndarray) -> np.ndarray:
         """Cut `[channels, n]` as H is cut: `[groups * blocks, channels of a group, b]`, of the type of H."""
-        groups, size = len(self.mean), self.matrix.shape[1]
-        blocks = len(self.matrix) // groups
-        cut = np.zeros((groups, len(rows) // groups, blocks * size), self.matrix.dtype)
+        (count, size), groups = self.shape, len(self.mean)
+        blocks = count // groups
+        cut = np.zeros((groups, len(rows) // groups, blocks * size), self.dtype)
         cut[:, :, : self.n] = rows.reshape(groups, -1, self.n)
         cut = cut.reshape(groups, -1, blocks, size).transpose(0, 2, 1, 3)
         return np.ascontiguousarray(cut).reshape(groups * blocks, -1, size)
 
     def join(self, blocks: np.ndarray) -> np.ndarray:
         """Undo `split`."""
-        groups, size = len(self.mean), self.matrix.shape[1]
+        groups, size = len(self.mean), self.shape[1]
         cut = blocks.reshape(groups, -1, blocks.shape[1], size).transpose(0, 2, 1, 3)
         return np.ascontiguousarray(cut.reshape(groups * blocks.shape[1], -1)[:, : self.n])
+
+
+@dataclass(frozen=True)
+class Gram(ColumnBlocks):
+    """Mean of `x xᵀ` and of `x` over rows.
+
+    Attributes:
+        matrix: float64 or float32 `[groups * blocks, b, b]`, symmetric; the columns of a group are cut into blocks of
+            `b`, the last one filled up with zeros.
+        mean: float64 `[groups, n]`.
+        rows: How many rows were seen.
+
+    """
+
+    matrix: np.ndarray
+    mean: np.ndarray
+    rows: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """How many blocks there are, and columns of each."""
+        return self.matrix.shape[0], self.matrix.shape[1]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of their elements."""
+        return self.matrix.dtype
+
+    def diagonal(self) -> np.ndarray:
+        """Return the second moment of each column, `[blocks, b]`."""
+        return np.asarray(np.einsum("pbb->pb", self.matrix))
+
+    def product(self, cut: np.ndarray) -> np.ndarray:
+        """Return the product of each block `[blocks, channels, b]` with H."""
+        return np.asarray(np.matmul(cut, self.matrix))
 
 
 class Half:

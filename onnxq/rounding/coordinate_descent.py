@@ -201,13 +201,13 @@ def _descend_strips(
     for start in range(begin, end, STRIP):
         strip = slice(start, min(start + STRIP, end))
         within = part_of(bounds, np.s_[..., strip])
-        wanted = _best(codes[..., strip], slope[..., strip], inverse[..., strip], steps[..., strip], within)
+        wanted = best_codes(codes[..., strip], slope[..., strip], inverse[..., strip], steps[..., strip], within)
         # As long as no code of a channel moves, its slopes stay: a channel in which none wants to stays as it is
         moving = np.flatnonzero((wanted != codes[..., strip]).any(axis=(0, 2)))
         if moving.size:
             changed[moving] = True
             old, step = codes[:, moving, strip], steps[:, moving, strip]
-            found = _in_turn(
+            found = in_turn(
                 old,
                 slope[:, moving, strip],
                 step,
@@ -227,7 +227,7 @@ def _descend_strips(
     return True
 
 
-def _in_turn(
+def in_turn(
     codes: np.ndarray,
     slope: np.ndarray,
     steps: np.ndarray,
@@ -269,11 +269,13 @@ def _in_turn(
         change = (wanted[row, first] - codes[row, first]) * steps[row, first]
         result[left, first] = codes[row, first] = wanted[row, first]
         slope += H[problem, first] * change[:, None]
-        wanted = _best(codes, slope, inverse[problem, 0], steps, bounds)
+        wanted = best_codes(codes, slope, inverse[problem, 0], steps, bounds)
         ahead = (wanted != codes) & (column > first[:, None])
 
 
-def _best(codes: np.ndarray, slope: np.ndarray, inverse: np.ndarray, steps: np.ndarray, bounds: Bounds) -> np.ndarray:
+def best_codes(
+    codes: np.ndarray, slope: np.ndarray, inverse: np.ndarray, steps: np.ndarray, bounds: Bounds
+) -> np.ndarray:
     """Return the best integer for each code with all others as they are."""
     best: np.ndarray = slope * inverse
     best /= steps

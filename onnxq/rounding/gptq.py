@@ -14,6 +14,7 @@ import numpy as np
 from onnxq.calibration.gram import Gram
 from onnxq.calibration.qparams import TINY
 from onnxq.rounding.coordinate_descent import Bounds, Descended, Feedback, damped, descend, limit, nearest, part_of
+from onnxq.rounding.few_rows import FewRowsFeedback, FewRowsGram, descend_few_rows
 from onnxq.rounding.saturation_limits import PairLimits
 from onnxq.rounding.scale_layout import ScaleLayout, code_bounds, storable
 
@@ -82,6 +83,25 @@ class DampedHessian:
         return cls(damping, Gram(H, gram.mean, gram.rows), Feedback(H))
 
 
+@dataclass(frozen=True)
+class FewRowsHessian:
+    """The same of few rows; see `DampedHessian`."""
+
+    damping: float
+    gram: FewRowsGram
+    feedback: FewRowsFeedback
+
+    @classmethod
+    def of(cls, gram: FewRowsGram, damping: float) -> FewRowsHessian:
+        """Make moments ready."""
+        damped_gram = gram.damped(damping)
+        return cls(damping, damped_gram, FewRowsFeedback(damped_gram))
+
+
+AnyGram = Gram | FewRowsGram
+Trusted = DampedHessian | FewRowsHessian
+
+
 class MomentSource(Protocol):
     """The second moments of an input, computed again at each request: they are the largest array here."""
 
@@ -97,6 +117,23 @@ class MomentSource(Protocol):
 
     def total(self) -> Gram:
         """All of them."""
+
+
+class AnySource(Protocol):
+    """The same, where moments of few rows may have another form."""
+
+    @property
+    def assumed(self) -> bool:
+        """See `MomentSource`."""
+
+    def fitted(self) -> AnyGram:
+        """See `MomentSource`."""
+
+    def held_out(self) -> AnyGram:
+        """See `MomentSource`."""
+
+    def total(self) -> AnyGram:
+        """See `MomentSource`."""
 
 
 class WeightSolver:
@@ -118,7 +155,7 @@ class WeightSolver:
         steps = layout.expand(covering)
         self.nearest = nearest(rows, steps, code_bounds(rows, steps, limit, pairs))
 
-    def run(self, measured: MomentSource) -> RoundedWeight:
+    def run(self, measured: AnySource) -> RoundedWeight:
         """Decide how far H is trusted, then choose codes with all of it."""
         held_out = measured.held_out()
         fitted = held_out if measured.assumed else measured.fitted()
@@ -133,7 +170,7 @@ class WeightSolver:
         damping = trusted.damping
         if not measured.assumed:
             del fitted, trusted  # as large as what takes their place
-            trusted = DampedHessian.of(measured.total(), damping)
+            trusted = _ready(measured.total(), damping)
         codes, scales = self._solve(trusted, self._starts(trusted.gram), 1 if self.quick else SWEEPS)
         gains &= self._better(self._errors(held_out, codes, scales), plain)
         codes, scales = self._keep(gains, (codes, scales), (self.nearest, self.covering))
@@ -141,10 +178,10 @@ class WeightSolver:
         method: Method = "output error" if gains.any() else "nearest"
         return RoundedWeight(codes.astype(np.int8), self.layout.shaped(scales), method, float(gain), damping)
 
-    def _trusted(self, fitted: Gram, held_out: Gram, probe: WeightSolver) -> tuple[DampedHessian, np.ndarray]:
+    def _trusted(self, fitted: AnyGram, held_out: AnyGram, probe: WeightSolver) -> tuple[Trusted, np.ndarray]:
         """Choose by some of the channels how far H is trusted; gives the held-out error of all of them with it, too."""
         plain = probe._errors(held_out, probe.nearest, probe.covering)
-        best: tuple[float, DampedHessian, np.ndarray] | None = None
+        best: tuple[float, Trusted, np.ndarray] | None = None
         for tried, (candidate, found) in enumerate(probe._trials(fitted, held_out)):
             kept = probe.kept(found, plain)
             gains = best is None or kept < best[0]
@@ -155,15 +192,18 @@ class WeightSolver:
         assert best is not None
         return best[1], best[2] if probe is self else self.trial(best[1], held_out)
 
-    def _trials(self, fitted: Gram, held_out: Gram) -> Iterator[tuple[DampedHessian, np.ndarray]]:
+    def _trials(self, fitted: AnyGram, held_out: AnyGram) -> Iterator[tuple[Trusted, np.ndarray]]:
         """Yield each damping and what `trial` gives with it; those of a small H are problems side by side."""
         dampings = (usual_damping(fitted),) if self.quick else in_order(fitted)
-        if len(dampings) * max(fitted.matrix.size, self.rows.size) > SIDE_BY_SIDE:
+        blocks, size = fitted.shape
+        few = isinstance(fitted, FewRowsGram)
+        if few or len(dampings) * max(blocks * size**2, self.rows.size) > SIDE_BY_SIDE:
             for damping in dampings:
-                candidate = DampedHessian.of(fitted, damping)
+                candidate = _ready(fitted, damping)
                 yield candidate, self.trial(candidate, held_out)
                 del candidate
             return
+        assert isinstance(fitted, Gram)
         matrices = [damped(fitted.matrix, damping) for damping in dampings]
         feedback = Feedback(np.concatenate(matrices))
         parts = feedback.split(len(dampings))
@@ -175,7 +215,7 @@ class WeightSolver:
             found = self._errors(held_out, self._as_rows(fitted, chosen), scales)
             yield DampedHessian(damping, Gram(H, fitted.mean, fitted.rows), part), found
 
-    def trial(self, fitted: DampedHessian, held_out: Gram) -> np.ndarray:
+    def trial(self, fitted: Trusted, held_out: AnyGram) -> np.ndarray:
         """Return the held-out error of each channel under codes from the other half."""
         scales = self._allowed(self._predicted(fitted.gram, fitted.feedback.weights))
         weight, steps, low, high = self._laid(fitted.gram, scales)
@@ -198,7 +238,7 @@ class WeightSolver:
         pairs = None if self.pairs is None else self.pairs.taken(taken, len(self.rows))
         return WeightSolver(self.rows[taken], layout, self.limit, floor, covering, quick=self.quick, pairs=pairs)
 
-    def _errors(self, gram: Gram, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    def _errors(self, gram: AnyGram, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
         return gram.errors(codes * self.layout.expand(scales) - self.rows)
 
     def _better(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -215,12 +255,12 @@ class WeightSolver:
         scales = column[: len(one[1])]  # of one scale for all, the channels agree
         return np.where(column, one[0], other[0]), np.where(scales, one[1], other[1])
 
-    def _starts(self, gram: Gram) -> tuple[float, ...]:
-        columns = gram.matrix.shape[1]
+    def _starts(self, gram: AnyGram) -> tuple[float, ...]:
+        columns = gram.shape[1]
         work = (self.rows.size + COLUMN) * columns
         return SCALE_FACTORS[: 1 if self.quick else next(count for most, count in AFFORDABLE if work <= most)]
 
-    def _solve(self, trusted: DampedHessian, starts: tuple[float, ...], sweeps: int) -> tuple[np.ndarray, np.ndarray]:
+    def _solve(self, trusted: Trusted, starts: tuple[float, ...], sweeps: int) -> tuple[np.ndarray, np.ndarray]:
         """Choose codes from several starting scales, then refit the scales of the best and go down once more."""
         judged, feedback = trusted.gram, trusted.feedback
         predicted = self._predicted(judged, feedback.weights)
@@ -244,14 +284,14 @@ class WeightSolver:
         """Return the nearest scales that float32 holds and that are not below the floor."""
         return storable(np.maximum(scales, self.floor))
 
-    def _predicted(self, judged: Gram, weights: np.ndarray) -> np.ndarray:
+    def _predicted(self, judged: AnyGram, weights: np.ndarray) -> np.ndarray:
         """Return the scales of least error to be expected, by what a squared error in each column costs."""
         reach = None if self.pairs is None else self.pairs.reach(self.rows)
         joined = judged.join(weights[:, None])
         return self.layout.least_predicted(self.rows, joined, self.covering, self.limit, reach)
 
     def _from_scales(
-        self, judged: Gram, feedback: Feedback, tried: Sequence[np.ndarray], sweeps: int
+        self, judged: AnyGram, feedback: Feedback | FewRowsFeedback, tried: Sequence[np.ndarray], sweeps: int
     ) -> Iterator[_Found]:
         """Yield codes for each of several scales: error feedback, then coordinate descent.
 
@@ -268,7 +308,7 @@ class WeightSolver:
             for scales, codes, slope in zip(some, *(np.split(a, len(laid), axis=2) for a in found), strict=True):
                 yield self._found(judged, scales, codes, slope)
 
-    def _refined(self, judged: Gram, best: _Found, sweeps: int) -> _Found:
+    def _refined(self, judged: AnyGram, best: _Found, sweeps: int) -> _Found:
         """Return codes that a descent finds from those of another scale, the one of least error for them."""
         scales, product = self._refit(judged, best.codes, best.scales)
         weight, steps, low, high = self._laid(judged, scales)
@@ -277,15 +317,15 @@ class WeightSolver:
         start, slope = (self._columns(judged, a) for a in (best.codes, slope))
         codes = limit(start.copy(), bounds)
         if (codes != start).any():  # where other scales limit neighbours more
-            slope += judged.matrix @ ((codes - start) * steps)
+            slope += judged.product(((codes - start) * steps).transpose(0, 2, 1)).transpose(0, 2, 1)
         return self._found(judged, scales, *_descended(judged, weight, steps, bounds, sweeps, codes, slope))
 
-    def _found(self, judged: Gram, scales: np.ndarray, codes: np.ndarray, slope: np.ndarray) -> _Found:
+    def _found(self, judged: AnyGram, scales: np.ndarray, codes: np.ndarray, slope: np.ndarray) -> _Found:
         codes, slope = (self._as_rows(judged, a) for a in (codes, slope))
         change = codes * self.layout.expand(scales) - self.rows
         return _Found(codes, scales, slope, np.einsum("mn,mn->m", change, slope))
 
-    def _laid(self, judged: Gram, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _laid(self, judged: AnyGram, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Return weight, steps, and both bounds by column; bounds of one element where they are the same for all."""
         expanded = self.layout.expand(scales)
         bounds = code_bounds(self.rows, expanded, self.limit, self.pairs)
@@ -296,21 +336,21 @@ class WeightSolver:
         return weight, np.where(steps > 0, steps, 1.0), low, high  # 1 for columns that only fill up a block
 
     @staticmethod
-    def _columns(gram: Gram, rows: np.ndarray) -> np.ndarray:
+    def _columns(gram: AnyGram, rows: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(gram.split(rows).transpose(0, 2, 1))
 
     @staticmethod
-    def _as_rows(gram: Gram, columns: np.ndarray) -> np.ndarray:
+    def _as_rows(gram: AnyGram, columns: np.ndarray) -> np.ndarray:
         """Undo `_columns`."""
         return gram.join(columns.transpose(0, 2, 1))
 
-    def _refit(self, judged: Gram, codes: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _refit(self, judged: AnyGram, codes: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the scale of least error for codes as they are, and `z H` of each channel.
 
         That scale is `(z H w) / (z H zᵀ)` of each channel, or of all.
         """
         cut, weight = judged.split(codes), judged.split(self.rows)
-        product = np.matmul(cut, judged.matrix)
+        product = judged.product(cut)
         shares = [np.einsum("pmb,pmb->pm", product, other) for other in (weight, cut)]
         above, below = (a.reshape(len(judged.mean), -1, a.shape[1]).sum(axis=1).reshape(-1, 1) for a in shares)
         if self.layout.per_tensor:
@@ -338,7 +378,13 @@ class _Found:
     errors: np.ndarray
 
 
-def _fed_back(feedback: Feedback, weight: np.ndarray, steps: np.ndarray, bounds: Bounds) -> np.ndarray:
+def _ready(gram: AnyGram, damping: float) -> Trusted:
+    return FewRowsHessian.of(gram, damping) if isinstance(gram, FewRowsGram) else DampedHessian.of(gram, damping)
+
+
+def _fed_back(
+    feedback: Feedback | FewRowsFeedback, weight: np.ndarray, steps: np.ndarray, bounds: Bounds
+) -> np.ndarray:
     """Choose codes by error feedback, some channels of each group at a time."""
     codes = np.empty_like(weight)
     for part in _parts(weight):
@@ -347,7 +393,7 @@ def _fed_back(feedback: Feedback, weight: np.ndarray, steps: np.ndarray, bounds:
 
 
 def _descended(
-    judged: Gram,
+    judged: AnyGram,
     weight: np.ndarray,
     steps: np.ndarray,
     bounds: Bounds,
@@ -358,8 +404,11 @@ def _descended(
     """Go down from codes, some channels of each group at a time."""
     codes, slopes = np.empty_like(weight), np.empty_like(weight)
     for part in _parts(weight):
-        known = None if slope is None else slope[part]
         within = part_of(bounds, part)
+        if isinstance(judged, FewRowsGram):
+            codes[part], slopes[part] = descend_few_rows(weight[part], start[part], steps[part], judged, within, sweeps)
+            continue
+        known = None if slope is None else slope[part]
         codes[part], slopes[part] = descend(
             weight[part], start[part], steps[part], judged.matrix, within, sweeps, known
         )
@@ -382,13 +431,13 @@ def _bounds(weight: np.ndarray, low: np.ndarray, high: np.ndarray) -> Bounds:
     return (low, high) if low.shape == weight.shape else (float(low.flat[0]), float(high.flat[0]))
 
 
-def usual_damping(gram: Gram) -> float:
+def usual_damping(gram: AnyGram) -> float:
     """Return the damping that a trial takes without a search, by how many rows there are for each column."""
     rows = gram.rows / max(gram.n, 1)
     return DAMPINGS[2] if rows < FEW_ROWS else DAMPINGS[1] if rows < MANY_ROWS else DAMPINGS[0]
 
 
-def in_order(gram: Gram) -> tuple[float, ...]:
+def in_order(gram: AnyGram) -> tuple[float, ...]:
     """Return the dampings in the order in which they are tried: the middle one, then the more likely side of it.
 
     The held-out error has one minimum along them. After a second one that gained, the third was better still in 1 of
@@ -398,7 +447,7 @@ def in_order(gram: Gram) -> tuple[float, ...]:
     return (middle, least, most) if gram.rows >= MANY_ROWS * gram.n else (middle, most, least)
 
 
-def shows_something(gram: Gram) -> bool:
+def shows_something(gram: AnyGram) -> bool:
     """Whether inputs were measured that are not all zero, as those of a branch are that is rarely taken."""
-    energy = np.einsum("pbb->", gram.matrix)
+    energy = gram.diagonal().sum()
     return bool(gram.rows) and bool(np.isfinite(energy)) and bool(energy > 0)

@@ -24,7 +24,8 @@ from onnxq.calibration.second_moments import LayerMoments
 from onnxq.ir.storage.shelf import release_array
 from onnxq.progress import working
 from onnxq.rounding.coordinate_descent import nearest
-from onnxq.rounding.gptq import RoundedWeight, WeightSolver, shows_something
+from onnxq.rounding.few_rows import with_noise
+from onnxq.rounding.gptq import AnyGram, RoundedWeight, WeightSolver, shows_something
 from onnxq.rounding.saturation_limits import PairLimits
 from onnxq.rounding.scale_layout import ScaleLayout, code_bounds, storable
 from onnxq.runtime.blas_threads import single_threaded_blas
@@ -251,7 +252,7 @@ def _choose(job: RoundingJob) -> RoundedWeight:
     if job.moments is not None and job.moments.unfolding.n != rows.shape[1]:
         raise ValueError(f"rows of {rows.shape[1]} elements do not fit moments of {job.moments.unfolding.n}")
     measured = None if job.moments is None else _Noisy(job.moments, job.noise)
-    if measured is None or not rows.size or not shows_something(measured.total()):
+    if measured is None or not rows.size or not measured.shown:
         scales = layout.least_error(rows, covering, limit, floor, job.pairs)
         steps = layout.expand(scales)
         codes = nearest(rows, steps, code_bounds(rows, steps, limit, job.pairs))
@@ -272,16 +273,29 @@ class _Noisy:
     def assumed(self) -> bool:
         return self.moments.assumed
 
-    def fitted(self) -> Gram:
+    @property
+    def shown(self) -> bool:
+        """Whether inputs were measured that are not all zero."""
+        if self.assumed:
+            return shows_something(self.total())
+        energy = sum(float(np.einsum("pbb->", half.sums()[0])) for half in self.moments.halves)
+        rows = sum(half.rows for half in self.moments.halves)
+        return bool(rows) and math.isfinite(energy) and (energy > 0 or self.noise > 0)
+
+    def fitted(self) -> AnyGram:
+        """The half to make choices on."""
         return self._with_noise(self.moments.fitted())
 
-    def held_out(self) -> Gram:
+    def held_out(self) -> AnyGram:
+        """The half to judge them on."""
         return self._with_noise(self.moments.held_out())
 
-    def total(self) -> Gram:
+    def total(self) -> AnyGram:
+        """Both halves."""
         return self._with_noise(self.moments.total())
 
-    def _with_noise(self, gram: Gram) -> Gram:
-        if self.noise:
-            np.einsum("pbb->pb", gram.matrix)[:] += self.noise  # made for us
-        return gram
+    def _with_noise(self, gram: Gram) -> AnyGram:
+        if self.assumed:
+            np.einsum("pbb->pb", gram.matrix)[:] += self.noise
+            return gram
+        return with_noise(gram, self.noise)  # made for us

@@ -36,6 +36,7 @@ MIDDLE = 128  # the code of zero where a row has negative elements
 MOST_CODE = 127
 KERNELS = ("uint8", "int8")  # activations that integer kernels take; x86 makes uint8 of int8 when it loads a model
 HEADROOM = 1.2  # other samples go further: by so much of the distance between the zero point and the largest code
+IN_CACHE = 1 << 15  # elements whose bounds are found at a time
 
 
 class FoldedColumns(NamedTuple):
@@ -73,9 +74,12 @@ class SummationOrder(NamedTuple):
     folded: FoldedColumns | None = None
 
 
+Taken = np.ndarray | slice
+
+
 class _Pairs(NamedTuple):
-    first: np.ndarray
-    second: np.ndarray
+    first: Taken
+    second: Taken
     a: np.ndarray  # largest activation codes, without the first
     b: np.ndarray
     one_sign: np.ndarray  # whether both weights have the same sign
@@ -156,16 +160,24 @@ class PairLimits:
             Two float64 arrays of integers of the same shape, the first at most 0, the second at least 0.
 
         """
-        wanted = rows / steps
-        ends = []
-        for side in (-wanted, wanted):
-            end = np.full(rows.shape, float(MOST_CODE))
-            positive = np.clip(side, 0, MOST_CODE)
-            for p in self._pairs(rows):
-                for column, most in zip((p.first, p.second), _shared(p, positive), strict=True):
-                    end[:, column] = np.minimum(end[:, column], most)
-            ends.append(end)
-        return -ends[0], ends[1]
+        low, high = np.empty(rows.shape), np.empty(rows.shape)
+        height = max(IN_CACHE // max(rows.shape[1], 1), 1)
+        largest = self._largest(len(rows))
+        for start in range(0, len(rows), height):
+            some = slice(start, start + height)
+            wanted, most = rows[some] / steps[some], largest if len(largest) == 1 else largest[some]
+            for side, ends in ((-wanted, low), (wanted, high)):
+                end = ends[some]
+                end[...] = MOST_CODE
+                positive = np.clip(side, 0, MOST_CODE, out=side)
+                for first, second in map(_columns, self.pairings):
+                    a, b = most[:, first], most[:, second]
+                    for column, shared in zip(
+                        (first, second), _shared(a, b, positive[:, first], positive[:, second]), strict=True
+                    ):
+                        end[:, column] = np.minimum(end[:, column], shared)
+        np.negative(low, out=low)
+        return low, high
 
     def limited(self, rows: np.ndarray) -> int:
         """Count the pairs that could saturate with codes of all 8 bits, rounded to nearest.
@@ -184,11 +196,14 @@ class PairLimits:
         )
 
     def _pairs(self, rows: np.ndarray) -> Iterator[_Pairs]:
-        largest = self.largest if len(self.largest) == 1 else self.largest[self._groups(len(rows))]
-        for pairing in self.pairings:
-            first, second = pairing[:, 0], pairing[:, 1]
+        largest = self._largest(len(rows))
+        for first, second in map(_columns, self.pairings):
             one_sign = _of_one_sign(rows[:, first], rows[:, second])
             yield _Pairs(first, second, largest[:, first], largest[:, second], one_sign)
+
+    def _largest(self, rows: int) -> np.ndarray:
+        """Return the largest activation codes for each row, or one row for all."""
+        return self.largest if len(self.largest) == 1 else self.largest[self._groups(rows)]
 
     def _groups(self, rows: int) -> np.ndarray:
         if self.group is not None:
@@ -196,11 +211,27 @@ class PairLimits:
         return np.arange(rows) * len(self.largest) // max(rows, 1)
 
 
-def _shared(pairs: _Pairs, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the greatest codes of the first and of the second neighbours, which want these magnitudes."""
-    first, second = wanted[:, pairs.first], wanted[:, pairs.second]
-    a, b = np.maximum(pairs.a, 1), np.maximum(pairs.b, 1)
-    total = pairs.a * first + pairs.b * second
+def _columns(pairing: np.ndarray) -> tuple[Taken, Taken]:
+    """Return the first and the second columns of pairs, as slices where they are every second one."""
+    first, second = pairing[:, 0], pairing[:, 1]
+    start, end = (int(pairing[0, 0]), int(pairing[-1, 1])) if len(pairing) else (0, -1)
+    if len(pairing) and np.array_equal(pairing.reshape(-1), np.arange(start, end + 1)):
+        return slice(start, end, 2), slice(start + 1, end + 1, 2)
+    return first, second
+
+
+def _shared(a: np.ndarray, b: np.ndarray, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the greatest codes of the first and of the second neighbours, which want these magnitudes.
+
+    Args:
+        a: Largest activation codes that the first ones meet.
+        b: Those that the second ones meet.
+        first: Magnitudes that the first ones want.
+        second: Those that the second ones want.
+
+    """
+    total = a * first + b * second
+    a, b = np.maximum(a, 1), np.maximum(b, 1)
     left = MOST_SUM - total
     room = first * np.where(left < 0, MOST_SUM / np.maximum(total, 1), 1.0) + np.maximum(left, 0) / 2 / a
     one = np.minimum(np.rint(room), MOST_CODE)  # which 255 times still fits

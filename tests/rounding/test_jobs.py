@@ -118,9 +118,9 @@ def test_coordinate_descent_leaves_channels_alone_that_have_settled(monkeypatch)
     H, weight = problem(1, columns=70, channels=20)
     steps = np.broadcast_to(np.abs(weight).max(axis=1, keepdims=True) / 127, weight.shape)
     settled = descend(weight, nearest(weight, steps, (-127, 127)), steps, H, (-127, 127), 200).codes
-    seen, work = [], coordinate_descent._in_turn
+    seen, work = [], coordinate_descent.in_turn
     monkeypatch.setattr(
-        coordinate_descent, "_in_turn", lambda codes, *others: [seen.append(codes.shape), work(codes, *others)][1]
+        coordinate_descent, "in_turn", lambda codes, *others: [seen.append(codes.shape), work(codes, *others)][1]
     )
     np.testing.assert_array_equal(descend(weight, settled, steps, H, (-127, 127), 4).codes, settled)
     assert not seen
