@@ -245,6 +245,14 @@ def test_zeros_before_a_conv_are_pads_of_its_own(pads, mode, value, attributes, 
     np.testing.assert_allclose(run(model.serialize(), feeds)[0], before, rtol=1e-5, atol=1e-6)
 
 
+def test_a_conv_of_random_numbers_has_no_pad_before_it():
+    """An operator without inputs stands before it; this ended in an IndexError."""
+    text = "g () => (float[1,8,n,m] y) { x = RandomUniform <shape = [1, 3, 9, 9]> () y = Conv (x, w) }"
+    model = model_of(text, {"w": RNG(0).random((8, 3, 3, 3)).astype(np.float32)})
+    normalised(model)
+    assert ops(model.graph) == ["RandomUniform", "Conv"]
+
+
 def test_pads_that_count_for_nothing_are_not_folded_in():
     """No onnxruntime of today loads such a Conv; what it would read is what `auto_pad` says."""
     weights = {"w": RNG(0).random((8, 3, 3, 3)).astype(np.float32), "pads": np.int64([0, 0, 1, 0, 0, 0, 1, 2])}

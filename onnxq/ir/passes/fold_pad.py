@@ -69,7 +69,7 @@ def _chain(conv: Node) -> list[Node]:
     chain, value = list[Node](), conv.inputs[0]
     while value is not None and value.producer is not None and not value.is_output and len(value.uses) == 1:
         node = value.producer
-        if node.domain or node.graph is not conv.graph or node.inputs[0] is None:
+        if node.domain or node.graph is not conv.graph or node.input(0) is None:
             return []
         chain.insert(0, node)
         if node.op_type == "Pad":
