@@ -100,6 +100,15 @@ def test_what_stays(changed, attributes):
     assert NOTE not in simplified(flattened(*changed, **attributes), "gemm_to_matmul").notes
 
 
+def test_rows_of_another_length_than_the_last_axis_stay():
+    """The two Reshape give sizes that look as if nothing had moved, and a product of twice the length."""
+    nodes = [node("Reshape", "x flat", "f"), node("Gemm", "f w", "g"), node("Reshape", "g back", "b")]
+    weights = {"flat": I64([-1, 128]), "w": floats(128, 256), "back": I64([2, 128, 128])}
+    proto = build([*nodes, node("Neg", "b", "y")], {"x": [2, 128, 64]}, weights=weights)
+    found = simplified(proto, "gemm_to_matmul")
+    assert found.notes == ()
+
+
 def test_outputs_stay():
     assert simplified(flattened(outputs=("y", "g")), "gemm_to_matmul").notes == ()
 

@@ -71,7 +71,11 @@ def _come_back(found: Match, shapes: Shapes) -> list[int] | None:
         return None
     lead = len(after) - 1
     rows, columns = product(before[lead:]), after[-1]
-    if min(rows.number, columns.number) < LEAST or rows.symbols + columns.symbols or before[:lead] != after[:lead]:
+    sizes = [rows.known, columns.known]
+    weight = found.tensor("weight").shape
+    if sizes != list(weight[::-1] if found.node("product").attribute("transB", 0) else weight):
+        return None
+    if min(weight) < LEAST or before[:lead] != after[:lead]:
         return None
     return [] if len(before) == len(after) else [0] * lead + [rows.number]
 
