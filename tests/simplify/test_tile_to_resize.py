@@ -69,6 +69,17 @@ def test_channels_first_in_front_and_last_behind():
     assert_same(proto, found, feed())
 
 
+@pytest.mark.parametrize("kind", ["int64", "bool", "float64", "float32", "int32", "int8", "uint8"])
+def test_types_that_onnxruntime_does_not_resize_stay(kind):
+    nodes = [node("Unsqueeze", "x a3", "u"), node("Tile", "u t", "v"), node("Reshape", "v s", "y")]
+    sizes = {"a3": np.int64([3]), "t": np.int64([1, 1, 1, 2, 1]), "s": np.int64([1, 3, 8, 4])}
+    code = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    proto = build(nodes, {"x": (code, [1, 3, 4, 4])}, {"y": code}, sizes)
+    found = simplified(proto, "tile_to_resize")
+    assert found.notes == (() if kind in ("int64", "bool", "float64") else SAID)
+    assert_same(proto, found, [{"x": (np.arange(48).reshape(1, 3, 4, 4) % 5).astype(kind)}])
+
+
 def test_a_known_number_of_samples():
     proto, found = simple(LAST, {"s2": np.int64([1, 6, 5, 4]), "s3": np.int64([1, 6, 10, 4])}, (1, 3, 5, 4))
     assert found.notes == SAID

@@ -11,6 +11,7 @@ from itertools import permutations
 from typing import NamedTuple
 
 import numpy as np
+from onnx import TensorProto
 
 from onnxq.ir.graph import Graph, Node, Value
 from onnxq.ir.model import Model
@@ -22,6 +23,8 @@ from onnxq.ops.kernels.arrays import Array
 from onnxq.simplify.regions.trial_moves import MOST_ELEMENTS, VIEWS, numbered
 
 RANK, SPATIAL = 4, (2, 3)
+# Those of which onnxruntime resizes tensors, see the registrations in `resize.cc` of its CPU provider
+TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT32, TensorProto.INT8, TensorProto.UINT8)
 NEAREST = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
 
 
@@ -44,7 +47,7 @@ def _in_graph(graph: Graph, shapes: Shapes) -> Iterator[Patch]:
     taken: set[Node] = set()
     for node in graph.nodes:
         source = node.inputs[0] if node.operator in MOVES else None
-        if source is None or node in taken or source.constant is not None:
+        if source is None or node in taken or source.constant is not None or source.dtype not in TYPES:
             continue
         given = numbered(source, shapes)
         if given is None or given.ndim != RANK:
