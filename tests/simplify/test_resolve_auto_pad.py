@@ -47,6 +47,16 @@ def test_others_stay(size: list[Any], attributes: dict[str, Any]) -> None:
     assert found.notes == ()
 
 
+@pytest.mark.parametrize(
+    "attributes", [{"auto_pad": "SAME_UPPER"}, {"auto_pad": "SAME_LOWER"}, {"ceil_mode": 1, "strides": [4, 4]}]
+)
+def test_pads_that_onnxruntime_refuses_are_not_stated(attributes: dict[str, Any]) -> None:
+    """Those of a dilated pool can be as large as its kernel."""
+    proto = window("MaxPool", [9, 9], kernel_shape=[2, 2], dilations=[3, 3], **attributes)
+    _, count = changed_alike(proto, stated, {"x": floats(1, 2, 9, 9)}, [ALL])
+    assert count == 0
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     kind=st.sampled_from(["Conv", "MaxPool", "AveragePool"]),

@@ -50,7 +50,7 @@ def _pads(node: Node) -> list[int] | None:
         sizes, kernel, strides=strides, dilations=dilations, pads=given, auto_pad=auto_pad, ceil_mode=ceil, pool=pool
     )
     if auto_pad.startswith("SAME"):
-        return [*found.begin, *found.end]
+        return _loadable([*found.begin, *found.end], kernel, pool=pool)
     if min(found.output) < 1:
         return None
     ends = [
@@ -59,7 +59,13 @@ def _pads(node: Node) -> list[int] | None:
             found.output, strides, kernel, dilations, sizes, found.begin, strict=True
         )
     ]
-    return [*found.begin, *ends]
+    return _loadable([*found.begin, *ends], kernel, pool=pool)
+
+
+def _loadable(pads: list[int], kernel: list[int], *, pool: bool) -> list[int] | None:
+    """Return pads unless onnxruntime refuses them: those of a pool have to be below its kernel, whatever it dilates."""
+    refused = pool and any(pad >= size for pad, size in zip(pads, kernel * 2, strict=True))
+    return None if refused else pads
 
 
 def _stated(node: Node, pads: list[int]) -> Patch:
