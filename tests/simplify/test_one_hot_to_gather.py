@@ -93,8 +93,9 @@ def test_where_makes_one_hot_tensors_too():
     found = simplified(proto, "one_hot_to_gather")
     assert found.notes == SAID
     assert_same(proto, found, [{"ids": np.int64([[3], [9], [-1]])}])
-    weights["one"] = np.float32(2)
-    assert simplified(build(nodes, {"ids": (I64, ["n", 1])}, weights=weights), "one_hot_to_gather").notes == ()
+    for other in (np.float32(2), np.ones((1, 1, 1), np.float32)):  # the latter gives the product an axis more
+        weights["one"] = other
+        assert simplified(build(nodes, {"ids": (I64, ["n", 1])}, weights=weights), "one_hot_to_gather").notes == ()
 
 
 REFUSED = {

@@ -111,7 +111,9 @@ def _hot(value: Value) -> Hot | None:
     if node.op_type == "Cast":
         return _compared(node.inputs[0])
     if node.op_type == "Where" and _is(node.inputs[1], 1) and _is(node.inputs[2], 0):
-        return _compared(node.inputs[0])
+        hot = _compared(node.inputs[0])
+        rank = max(len(tensor.shape) for tensor in node.constants)
+        return hot if hot is not None and rank <= len(hot.index.shape or ()) else None  # else it has more axes
     return None
 
 
