@@ -11,6 +11,7 @@ NOTE = "removed 1 NaN guard after Softmax"
 LOWEST = np.finfo(np.float32).min
 WEIGHTS = {
     "zero": np.float32(0), "lowest": np.float32(LOWEST), "endless": np.float32(-np.inf), "scale": np.float32(0.5),
+    "deep": np.full((1, 1, 5), LOWEST, np.float32), "wide": np.zeros((1, 1, 1, 1), np.float32),
     "bias": np.zeros((1, 1, 5), np.float32), "holes": np.float32([0, 0, -np.inf, 0, 0]),
 }  # fmt: skip
 FEEDS = [
@@ -47,10 +48,12 @@ def test_finite_scores_are_not_asked(changed):
     [
         ("mask = Where keep zero endless",),  # a row that is masked as a whole comes to 0
         ("masked = Add scaled holes",),
+        ("scaled = Add scores deep",),  # with a second mask of the same places, scores are infinite
         ("scaled = Mul scores scores",),
         ("scores = Div q q", "scaled = Identity k"),  # an input can be anything
         ("p = Exp masked",),
         ("sure = Where asked p zero",),
+        ("sure = Where asked wide p",),  # the result has an axis more
         ("sure = Where asked scaled p",),
     ],
 )
