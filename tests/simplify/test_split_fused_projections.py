@@ -112,6 +112,16 @@ def test_what_is_read_in_other_ways_stays_whole(nodes):
     assert simplify(typed(model(nodes)), only=["split_fused_projections"]).original is None
 
 
+def test_slices_without_axes_stay_whole():
+    """Their steps were taken for the axes."""
+    nodes = [node("MatMul", "x w", "p"), node("Reshape", "p whole", "r")]
+    nodes += [node("Slice", f"r at{i} at{i + 1} - one", f"y{i}") for i in (0, 1)]
+    constants = {name: AXES[name] for name in ("at0", "at1", "at2", "one")}
+    constants |= {"w": floats(64, 128, seed=1), "whole": ints(2, 2, 64)}
+    proto = build(nodes, {"x": [2, 64]}, ("y0", "y1"), constants)
+    assert simplify(typed(proto), only=["split_fused_projections"]).original is None
+
+
 @pytest.mark.parametrize(("recipe", "count"), [("auto", 3), ("dynamic-int8", 3), ("weight-int8", 1)])
 def test_products_in_float_stay_whole(recipe, count, tmp_path):
     """A product by itself is no faster than its columns' share of a larger one: only the copies are spared."""

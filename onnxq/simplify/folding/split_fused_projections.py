@@ -254,9 +254,9 @@ def _gathered(chain: Chain, node: Node) -> ColumnSlice | None:
 
 
 def _sliced(chain: Chain, node: Node) -> ColumnSlice | None:
-    stated = [None if value is None else value.constant for value in (*node.inputs[1:], None)]
+    stated = [node.constant(slot) for slot in range(1, 4 if node.input(4) is None else 5)]
     bounds = [tensor.numpy().reshape(-1).tolist() for tensor in stated if tensor is not None]
-    if [len(numbers) for numbers in bounds] not in ([1] * 3, [1] * 4) or bounds[3:] not in ([], [[1]]):
+    if len(bounds) != len(stated) or any(len(numbers) != 1 for numbers in bounds) or bounds[3:] not in ([], [[1]]):
         return None
     axis = bounds[2][0] % len(chain.end.shape or (0,))
     whole = _source_axis(chain, axis) - chain.first
