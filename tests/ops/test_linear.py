@@ -7,7 +7,15 @@ from float_support import check, evaluate_single, normal
 
 @pytest.mark.parametrize(
     ("a", "b"),
-    [((3, 4), (4, 5)), ((4,), (4, 5)), ((3, 4), (4,)), ((2, 3, 4), (4, 5)), ((2, 1, 3, 4), (5, 4, 6)), ((4,), (4,))],
+    [
+        ((3, 4), (4, 5)),
+        ((4,), (4, 5)),
+        ((3, 4), (4,)),
+        ((2, 3, 4), (4, 5)),
+        ((2, 1, 3, 4), (5, 4, 6)),
+        ((4,), (4,)),
+        ((2, 3, 0), (0, 5)),
+    ],
 )
 def test_matmul_agrees_with_onnxruntime(a, b):
     check("MatMul", [normal(*a), normal(*b, seed=1)])

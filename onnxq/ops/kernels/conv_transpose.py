@@ -54,7 +54,7 @@ def conv_transpose(
         (size - 1) * stride + (k - 1) * d + 1
         for size, stride, k, d in zip(x.shape[2:], strides, kernel_shape, dilations, strict=True)
     ]
-    begin, output = _transposed_padding(x.shape[2:], full, strides, extra, pads, output_shape, auto_pad)
+    begin, output = _transposed_padding(x.shape[2:], full, strides, extra, pads, output_shape, auto_pad or "NOTSET")
     maps = w.shape[1] * group
     positions = math.prod(x.shape[2:])
     weight = w.reshape(group, w.shape[0] // group, -1).transpose(0, 2, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ def matmul(a: Array, b: Array) -> Array:
     if a.dtype in (np.float32, np.float64):
         if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous:
             # One large product instead of a stack of small ones.
-            product: Array = a.reshape(-1, a.shape[-1]) @ b
+            product: Array = a.reshape(math.prod(a.shape[:-1]), a.shape[-1]) @ b
             return product.reshape(*a.shape[:-1], b.shape[-1])
         return np.asarray(np.matmul(a, b))
     if a.dtype.kind in "iu":
