@@ -252,6 +252,13 @@ def test_what_is_not_the_same_for_all_rows_stays_behind(shape, body, weights, ex
     assert_same(found, {"x": rows(*map(int, shape.split(",")))}, 1e-5)
 
 
+@pytest.mark.parametrize(("wide", "left"), [("b", ["Add"]), ("g", ["Mul", "Add"])])
+def test_a_constant_that_adds_an_axis_stays_behind(wide, left):
+    found = simplified(text(POW, "4,3,8", "A,B,C,D"), {**WEIGHTS, wide: floats(1, 1, 1, 8)}, "fuse_layer_normalization")
+    assert ops(found.model) == ["LayerNormalization", *left]
+    assert_same(found, {"x": rows(4, 3, 8)}, 1e-5)
+
+
 def test_two_in_a_row():
     first = POW.replace("y =", "r =")
     second = re.sub(r"\b(m|c|s|v|ve|d|q|f)\b", r"\g<1>2", POW).replace("(x", "(r")

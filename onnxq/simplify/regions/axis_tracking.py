@@ -91,13 +91,9 @@ def reduced_axes(node: Node, rank: int | None) -> tuple[int, ...] | None:
 def aligned(array: Array | None, layout: tuple[int, ...], shape: Dims) -> Array | None:
     """Return a constant as float64 with all axes of the entry and one more in front, as broadcasting aligns it.
 
-    None where it is no number or could make a tensor larger than the entry.
+    None where it is no number, would give the result more axes, or could make a tensor larger than the entry.
     """
-    if array is None or array.dtype.kind not in "fiu":
-        return None
-    while array.ndim > len(layout) and array.shape[0] == 1:
-        array = array[0]
-    if array.ndim > len(layout):
+    if array is None or array.dtype.kind not in "fiu" or array.ndim > len(layout):
         return None
     dims = [1] * (len(shape) + 1)
     for size, axis in zip(array.shape, layout[len(layout) - array.ndim :], strict=True):
