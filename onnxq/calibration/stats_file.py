@@ -137,7 +137,7 @@ def read_arrays(path: Path, parse: Callable[[dict[str, np.ndarray]], T], what: s
     except (
         OSError,
         EOFError,
-        KeyError,
+        LookupError,
         ValueError,
         TypeError,
         AttributeError,

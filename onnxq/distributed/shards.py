@@ -89,9 +89,11 @@ class OpenCalibration:
         """Measure a shard, counted from 1.
 
         Raises:
-            DataError: There are more shards than blocks.
+            DataError: There is no such shard, or there are more shards than blocks.
 
         """
+        if not 1 <= number <= shards:
+            raise DataError(f"there is no shard {number} of {shards}", "Shards are counted from 1.")
         check_shards(self.blocks, shards)
         sums = self.measure(self.blocks.of_shard(number - 1, shards), observer)
         return ShardStats(self.origin(shards), number, sums)

@@ -20,6 +20,7 @@ from onnxq.verification.ort_graph import quantized_already
 
 MOST_TRIES = 6  # data that are opened for a model
 ENOUGH = 200  # samples that a calibration reads
+NO_TEXT = "has a name that is no UTF-8"
 STRANGE = 3  # data named after something else, which only the one model of a folder may have
 HEAD = """\
 # The models of this folder. `onnxq quantize` builds them, `onnxq check` says which are out of date.
@@ -94,6 +95,9 @@ def propose(root: Path) -> NewProject:
     left_out: list[tuple[str, str]] = []
     taken: list[tuple[Path, Model]] = []
     for path in found.models:
+        if not _is_text(path):
+            left_out.append((_relative(path, root), NO_TEXT))
+            continue
         try:
             model = load(path)
             infer_types(model)
@@ -175,6 +179,9 @@ def _first_fitting(
             tries += 1
             if tries > MOST_TRIES:
                 break
+            if not _is_text(path):
+                refused.append((str(path), NO_TEXT))
+                continue
             try:
                 samples = open_data(model, [path], None, None)
                 assert samples is not None
@@ -189,6 +196,15 @@ def _first_fitting(
             known = sum(count for count in counts if count is not None)
             return [path for path, _ in taken or fitting], None if None in counts else known
     return [], None
+
+
+def _is_text(path: Path) -> bool:
+    """Whether a path can stand in a project file, which is UTF-8."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _relative(path: Path, root: Path) -> str:

@@ -283,7 +283,8 @@ def _data_hash(entry: Entry, given: str) -> str:
         listed = listed_files(path)
         own = _file_sha256(path)
         return _sha256("\n".join([own, *map(_file_sha256, listed)]).encode()) if listed else own
-    return _sha256("".join(f"{name} {_file_sha256(file)}\n" for name, file in _folder_files(path)).encode())
+    hashes = "".join(f"{name} {_file_sha256(file)}\n" for name, file in _folder_files(path))
+    return _sha256(hashes.encode("utf-8", "surrogateescape"))  # a name may be no UTF-8
 
 
 def _folder_files(folder: Path) -> Iterator[tuple[str, Path]]:

@@ -105,15 +105,21 @@ def table(files: Sequence[ExportedFile]) -> tuple[list[str], list[list[str]]]:
     return head, rows
 
 
+def _line(cells: Sequence[str]) -> str:
+    """Write a row of a table; a bar in a cell, as in the name of a file, is no border."""
+    escaped = [cell.replace("|", r"\|") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
+
+
 def model_card(ecosystem: str, files: Sequence[ExportedFile], skipped: Sequence[tuple[str, str]], left_out: str) -> str:
     """Write the part of a model card that describes the files, as Markdown."""
     head, rows = table(files)
     lines = [
         f"## ONNX files for {ecosystem}",
         "",
-        f"| {' | '.join(head)} |",
+        _line(head),
         f"|{'---|' * len(head)}",
-        *(f"| `{row[0]}` | {' | '.join(row[1:])} |" for row in rows),
+        *(_line([f"`{row[0]}`", *row[1:]]) for row in rows),
         "",
         "SQNR is the signal-to-quantization-noise ratio of the worst output against the float model, on the worst of",
         "the processors that the file is for. 20 dB is an error of a tenth of the signal, 40 dB of a hundredth.",

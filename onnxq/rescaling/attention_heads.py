@@ -26,7 +26,7 @@ def through_heads(group: ScaleGroup, node: Node, value: Value, axis: int) -> Non
         axis: Its channel axis.
 
     Raises:
-        OpenGroupError: Something on the way is none of Reshape, Transpose and MatMul, or mixes channels.
+        UnabsorbedScaleError: Something on the way is none of Reshape, Transpose and MatMul, or mixes channels.
 
     """
     pending = list(_neighbours(group, node, value, (axis,)))

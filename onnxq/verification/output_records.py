@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from onnxq.text import decibels, join_words
 
 INDICES = ("int32", "int64", "bool")  # what labels, places and counts come as; pixels come as other integers
+LARGEST_LIMIT = 1e300  # of any figure; an integer of TOML may be larger than all floats
 TEXT = ("string", "object")  # what labels may come as, too; they have no size
 
 
@@ -107,7 +108,7 @@ def wrong_limit(name: str, limit: float) -> tuple[str, float] | None:
         limit: What was given for it.
 
     """
-    if not math.isfinite(limit):
+    if not -LARGEST_LIMIT < limit < LARGEST_LIMIT:
         return "a finite number", 30.0
     if name == "min_agreement" and not 0 <= limit <= 100:
         return "a percentage from 0 to 100", 99.0

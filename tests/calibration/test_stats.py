@@ -231,6 +231,13 @@ def test_files_in_the_way_or_of_another_kind(tmp_path):
     np.savez(path, image=np.zeros(3))
     with pytest.raises(DataError, match="holds no statistics"):
         load_stats(path)
+    path.write_bytes(whole)
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    arrays["extremes.range.owners"] += 7
+    np.savez(path, **arrays)
+    with pytest.raises(DataError, match="holds no statistics"):
+        load_stats(path)
     np.savez(path, format=np.array([{}], dtype=object))
     with pytest.raises(DataError, match="holds no statistics"):
         load_stats(path)

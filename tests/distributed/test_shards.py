@@ -12,6 +12,7 @@ from typing import Any
 import onnxruntime as ort
 import pytest
 
+from onnxq.api.calibrate import Shard, calibrate
 from onnxq.calibration.shard_file import ShardStats, load_shard, merge_shards, save_shard
 from onnxq.cli import main
 from onnxq.distributed.shards import Calibration, open_calibration
@@ -135,6 +136,14 @@ def test_onnxruntime_may_be_installed_under_another_name(here: Path, monkeypatch
     monkeypatch.setattr(metadata, "distribution", missing)  # as with onnxruntime-gpu
     opened = open_calibration(Calibration(Path(CALIBRATE[1]), (CALIBRATE[3],), recipe=CALIBRATE[5]), Silent())
     assert opened.origin(1)["onnxruntime"] == ort.__version__
+
+
+@pytest.mark.parametrize(("number", "count"), [(0, 2), (3, 2), (1, 0)])
+def test_a_shard_that_there_is_not_is_refused(here: Path, number: int, count: int) -> None:
+    shard = Shard(number, count)
+    with pytest.raises(DataError, match=f"no shard {number} of {count}"):
+        calibrate(CALIBRATE[1], "x.stats", data=CALIBRATE[3], recipe=CALIBRATE[5], shard=shard)
+    assert not Path("x.stats").exists()
 
 
 def test_samples_of_a_function_are_counted_and_cut(here: Path) -> None:

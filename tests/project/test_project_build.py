@@ -16,7 +16,7 @@ from onnxq.project.build import build, measure_entry
 from onnxq.project.check import check
 from onnxq.project.file import load_project
 from onnxq.project.outcome import Built
-from onnxq.project.provenance import INPUTS, MEASURED, record, recorded_comparison
+from onnxq.project.provenance import INPUTS, MEASURED, gather, record, recorded_comparison
 from onnxq.targets.host import host_family, processor_name
 from onnxq.verification.families import FamilyFigures
 from onnxq.verification.records import Comparison
@@ -336,6 +336,22 @@ def test_functions_are_found_from_the_project_and_the_path_is_as_before(
 def test_nothing_is_left_in_the_folder(repo: Path) -> None:
     built(force=True)
     assert sorted(os.listdir("models")) == ["cnn.int8.onnx", "cnn.onnx"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="names of files are Unicode elsewhere")
+def test_files_of_a_folder_may_have_names_that_are_no_utf_8(repo: Path) -> None:
+    os.mkdir("data/all")
+    shutil.copy(DATA, "data/all")
+    try:
+        shutil.copy(DATA, b"data/all/caf\xe9.npz".decode("utf-8", "surrogateescape"))
+    except OSError:
+        pytest.skip("the file system takes UTF-8 alone")
+    project = Path("onnxq.toml")
+    project.write_text(project.read_text().replace("data/calibration.npz", "data/all"))
+    (entry,) = load_project().entries
+    hashed = gather(entry, load(FLOAT))["data"]["data/all"]
+    os.remove(b"data/all/caf\xe9.npz")
+    assert hashed != gather(entry, load(FLOAT))["data"]["data/all"]
 
 
 def test_a_pattern_of_data_is_told_what_it_matches(repo: Path) -> None:

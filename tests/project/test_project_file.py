@@ -148,6 +148,10 @@ WRONG = {
         "[[models]]\nfloat = 'a.onnx'\nthresholds = { max-abs = nan }",
         "'max-abs' must be a finite number",
     ),
+    "threshold larger than all floats": (
+        f"[[models]]\nfloat = 'a.onnx'\nthresholds = {{ min-sqnr = 1{400 * '0'} }}",
+        "'min-sqnr' must be a finite number",
+    ),
     "percentage": (
         "[[models]]\nfloat = 'a.onnx'\nthresholds = { min-agreement = 101 }",
         "must be a percentage from 0 to 100",

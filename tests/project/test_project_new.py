@@ -1,4 +1,5 @@
 import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -125,3 +126,20 @@ def test_a_full_disk_leaves_no_file(models: Path, monkeypatch: pytest.MonkeyPatc
         write_project(propose(models), models / "onnxq.toml")
     assert "room" in refusal.value.hint
     assert not (models / "onnxq.toml").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="names of files are Unicode elsewhere")
+def test_names_that_are_no_utf_8_are_left_out(models: Path) -> None:
+    """A project file is UTF-8: half of one was left behind."""
+    save(models / "eight.npz", 8)
+    odd = [os.fsencode(models) + name for name in (b"/eight\xe9.npz", b"/four\xe9.onnx")]
+    try:
+        for name, place in zip(("eight.npz", "four.onnx"), odd, strict=True):
+            os.replace(os.fsencode(models / name), place)
+    except OSError:
+        pytest.skip("the file system takes UTF-8 alone")
+    project = propose(models)
+    assert [one.model for one in project.models] == ["eight.onnx"]
+    assert [why for _, why in (*project.left_out, *project.models[0].refused)] == ["has a name that is no UTF-8"] * 2
+    write_project(project, models / "onnxq.toml")
+    assert "eight.onnx" in (models / "onnxq.toml").read_text("utf-8")

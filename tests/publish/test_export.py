@@ -16,7 +16,7 @@ from onnxq.errors import NothingToQuantize, OutputError, RecipeError
 from onnxq.ir.storage import files as storage
 from onnxq.publish.conventions import CONVENTIONS
 from onnxq.publish.export import CARD, export
-from onnxq.publish.model_card import ExportedFile, table
+from onnxq.publish.model_card import ExportedFile, model_card, table
 from onnxq.report import Report
 from onnxq.verification.families import FamilyFigures
 
@@ -105,6 +105,11 @@ def test_settings_for_transformers_js_are_those_of_the_files(here: Path) -> None
 def test_names_follow_the_model_where_the_tool_wants_that(here: Path) -> None:
     export("m.onnx", "sherpa", "out")
     assert files(here / "out") == sorted(["m.onnx", "m.int8.onnx", CARD])
+
+
+def test_a_bar_in_a_name_does_not_break_the_table() -> None:
+    card = model_card("any", [ExportedFile("a|b.onnx", "any processor", "auto", 1)], [], "")
+    assert "| `a\\|b.onnx` | any processor |" in card
 
 
 def test_a_file_that_cannot_be_made_is_named(here: Path) -> None:
