@@ -40,7 +40,7 @@ from onnxq.search.sqnr_evaluator import MOST, SqnrEvaluator
 from onnxq.search.variants import Variants
 from onnxq.stages.measure import choose_qparams, complete, settled_kinds
 from onnxq.stages.replan import copy_prepared, exclude_unreached_bodies
-from onnxq.verification.error_stats import Difference
+from onnxq.verification.error_stats import Difference, SampleDifferences
 from onnxq.verification.records import Comparison, CrossValidation
 
 NORMAL_90 = 1.645  # standard errors on either side that hold nine in ten values
@@ -48,7 +48,6 @@ NORMAL_90 = 1.645  # standard errors on either side that hold nine in ten values
 # models with it and 12 without; three of the others have samples of another kind. See docs/benchmarks.md
 BETWEEN_SETS = 1.5
 DECIBEL = 10 / math.log(10)  # of a factor, in units of its logarithm
-SampleDifferences = Sequence[Sequence[Difference]]  # for each sample, how each output differs
 
 
 @dataclass(frozen=True)

@@ -29,22 +29,20 @@ from onnxq.runtime.in_memory import EncodedModel, InMemory, encode, encode_part
 from onnxq.runtime.ort_session import load_hint
 from onnxq.runtime.session import SessionError, open_session, run_session
 from onnxq.runtime.workers import run_in_order
+from onnxq.search.early_stopping import FIRST_SAMPLES, Incumbent, NoiseLimit, RequiredGain, StoppingRule
 from onnxq.search.float_outputs import KEPT_BYTES, FloatOutputs, FloatTensors
 from onnxq.search.logits import SLOPES, ScoreError, flattening, scores, shared_axes
 from onnxq.search.resolution import gained, round_to_resolution
 from onnxq.verification.detections import find_selection, replay_selections
-from onnxq.verification.error_stats import ANY_AXIS, Difference
+from onnxq.verification.error_stats import ANY_AXIS, Difference, SampleDifferences
 from onnxq.verification.output_records import with_sqnr
 
 # dB, from which on nothing is given for more: agreement is complete long before, and what a trial gains is often chance
 ENOUGH = 50.0
 MOST = 100.0  # dB either way, beyond which nothing is gained or lost
-# A variant that is sure not to gain enough is given up after so many samples; Student's t is 6 in one case of 200
-FIRST_SAMPLES, SURE = 4, 6.0
-MISSED = 1 + 1e-6  # times the noise at which a goal is met: a variant that makes more is not run on further samples
 
 MakeModel = Callable[[], Model | None]
-_Judged = list[list[Difference]] | None  # of each sample, of each value; None of a model that does not run
+_Judged = SampleDifferences | None  # None of a model that does not run
 
 
 class _Expected(NamedTuple):
@@ -188,10 +186,10 @@ class SqnrEvaluator:
         return judged
 
     def _all_judged(
-        self, models: Iterable[Model], bar: _Bar | None = None, inside: FloatTensors | None = None
+        self, models: Iterable[Model], rule: StoppingRule | None = None, inside: FloatTensors | None = None
     ) -> Iterator[_Judged]:
-        """Run several models; one that cannot clear the bar runs on the first few samples only."""
-        run = partial(self._run_quantized, bar=bar, inside=inside)
+        """Run several models; one about which a rule has decided does not run on further samples."""
+        run = partial(self._run_quantized, rule=rule, inside=inside)
         for judged in run_in_order(run, models, task_bytes=self._bytes):
             with working("judge"):  # what has gone by since the last one
                 tried()
@@ -201,7 +199,7 @@ class SqnrEvaluator:
         self,
         model: Model,
         advance: Callable[[int, int | None], None] | None = None,
-        bar: _Bar | _Limit | None = None,
+        rule: StoppingRule | None = None,
         inside: FloatTensors | None = None,
     ) -> _Judged:
         """Compare what a variant gives with what the float model does, sample by sample; None if it does not run."""
@@ -228,7 +226,7 @@ class SqnrEvaluator:
                     made.append(parts)
                     if advance is not None:
                         advance(index + 1, len(self._expected))
-                    if bar is not None and bar.out_of_reach(made):
+                    if rule is not None and rule.is_decided(made):
                         break
         except SessionError:
             return None
@@ -367,9 +365,9 @@ class SqnrEvaluator:
 
     def sqnr_towards(self, model: Model, goal: float) -> float:
         """Return the ratio, or that of a part of the samples where these make more noise than a goal allows to all."""
-        limit = np.where(self._counts(), self._signals * 10 ** (-goal / 10) * MISSED, np.inf)
+        allowed = np.where(self._counts(), self._signals * 10 ** (-goal / 10), np.inf)
         with working("judge") as advance:
-            judged = self._run_quantized(model, advance, _Limit(limit))
+            judged = self._run_quantized(model, advance, NoiseLimit(allowed))
         tried()
         return self._sqnr(judged)
 
@@ -427,15 +425,15 @@ class SqnrEvaluator:
             return
         models = iter(models)
         for first in models:
-            over = self._comparison(first, figure, least)
-            yield over.reached
-            yield from map(over.figure_of, self._all_judged(models, over.bar))
+            incumbent = self._incumbent(first, figure, least)
+            yield incumbent.reached
+            yield from map(incumbent.figure_of, self._all_judged(models, incumbent.required))
 
-    def _comparison(self, first: Model, figure: Callable[[_Judged], float], least: float) -> _Over:
+    def _incumbent(self, first: Model, figure: Callable[[_Judged], float], least: float) -> Incumbent:
         """Judge the model that all others have to gain on."""
         judged = self._judged(first)
-        bar = None if judged is None else _Bar(self._ratios(judged), self._ratios, least)
-        return _Over(figure, figure(judged), bar, len(self._expected))
+        required = None if judged is None else RequiredGain(self._ratios(judged), self._ratios, least)
+        return Incumbent(figure, figure(judged), required, len(self._expected))
 
     def sqnr_gains(self, before: Callable[[], Model], ways: Sequence[MakeModel], *, least: float) -> list[float | None]:
         """Return what variants gain over a model in dB, by `sqnr`; several are made and judged at the same time.
@@ -458,11 +456,13 @@ class SqnrEvaluator:
         self, figure: Callable[[_Judged], float], before: Callable[[], Model], ways: Sequence[MakeModel], least: float
     ) -> list[float | None]:
         if len(ways) > 1 and can_fork():
-            over = self._comparison(before(), figure, least)
+            incumbent = self._incumbent(before(), figure, least)
 
             def gain_of(way: MakeModel) -> float | None:
                 model = way()
-                return None if model is None else over.gain(self._run_quantized(model, bar=over.bar))
+                if model is None:
+                    return None
+                return incumbent.gain(self._run_quantized(model, rule=incumbent.required))
 
             return run_forked(gain_of, ways, done=_Trials().tell, task_bytes=self._bytes)
         changing: list[int] = []
@@ -491,77 +491,6 @@ class SqnrEvaluator:
 
 def _runs_nothing(_: _Expected) -> list[Any]:
     return []
-
-
-class _Limit:
-    """Noise that a variant may make of each value in all samples, `[values]`."""
-
-    def __init__(self, most: np.ndarray) -> None:
-        self._most = most
-        self._noise = np.zeros(len(most))
-
-    def out_of_reach(self, made: _Judged) -> bool:
-        """Tell whether the samples so far made more; asked once behind each sample."""
-        if made:
-            self._noise += [part.noise for part in made[-1]]
-        return bool((self._noise > self._most).any())
-
-
-class _Bar:
-    """The gain that variants need over a model, held against their first samples.
-
-    Args:
-        before: Ratios of the model in dB, `[samples, values]`; its worst value decides.
-        ratios: Gives the same of a variant, of as many samples as it ran on.
-        least: dB to gain.
-
-    """
-
-    def __init__(self, before: np.ndarray, ratios: Callable[[_Judged], np.ndarray], least: float) -> None:
-        self._worst = int(before.mean(axis=0).argmin())
-        self._before, self._ratios, self._least = before[:, self._worst], ratios, least
-
-    def out_of_reach(self, made: _Judged) -> bool:
-        """Tell after the first samples, and only then, whether a variant is sure not to gain as much."""
-        if made is None or len(made) != FIRST_SAMPLES or len(self._before) < 2 * FIRST_SAMPLES:
-            return False
-        gains = self._gains(made)
-        return bool(gains.mean() + SURE * gains.std(ddof=1) / np.sqrt(len(gains)) < self._least)
-
-    def gain(self, made: _Judged) -> float:
-        """Return what a variant gains on the samples that it ran on."""
-        return round_to_resolution(float(self._gains(made).mean()))
-
-    def _gains(self, made: _Judged) -> np.ndarray:
-        after = self._ratios(made)[:, self._worst]
-        return np.asarray(after - self._before[: len(after)])
-
-
-@dataclass(frozen=True)
-class _Over:
-    """The model that variants have to gain on.
-
-    Attributes:
-        figure: Of what a model gave.
-        reached: That of this one, in dB.
-        bar: What variants have to clear; None if it does not run.
-        samples: How many samples a variant runs on that may gain enough.
-
-    """
-
-    figure: Callable[[_Judged], float]
-    reached: float
-    bar: _Bar | None
-    samples: int
-
-    def figure_of(self, judged: _Judged) -> float:
-        """Return the figure of a variant; what it gains on its first samples, where it was not run on the rest."""
-        few = self.bar is not None and judged is not None and len(judged) < self.samples
-        return self.reached + self.bar.gain(judged) if few and self.bar is not None else self.figure(judged)
-
-    def gain(self, judged: _Judged) -> float:
-        """Return what a variant gains, in dB."""
-        return gained(self.reached, self.figure_of(judged))
 
 
 def worst_decibels(noise: np.ndarray) -> float:

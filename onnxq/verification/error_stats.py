@@ -194,6 +194,9 @@ class Difference:
         return 100.0 * self._agreed / self._decisions if self._decisions else None
 
 
+SampleDifferences = Sequence[Sequence[Difference]]  # of each sample, of each value
+
+
 def could_decide(values: np.ndarray, classes: int) -> bool:
     """Whether values can be scores of classes: probabilities, or logits that give one class half of all probability.
 
