@@ -69,8 +69,9 @@ class LayerMoments:
         for rows in self.unfolding.rows(values, self._most):
             if rows.size and self._extremes:
                 flat = rows.reshape(-1, rows.shape[-1])
-                np.maximum(self.high, flat.max(axis=0), out=self.high)
-                np.maximum(self.share, _shares(flat).max(axis=0), out=self.share)
+                zero = np.float32(0)  # added, it makes 0.0 of -0.0, whatever the order they came in
+                np.maximum(self.high, flat.max(axis=0) + zero, out=self.high)
+                np.maximum(self.share, _shares(flat).max(axis=0) + zero, out=self.share)
             for half, part in halves_of(rows, self.before + self.items):
                 self.halves[half].add(part)
             self.items += len(rows)

@@ -193,7 +193,7 @@ def record(
     entries = {INPUTS: json.dumps({**wanted, "content": content}, ensure_ascii=False)}
     if comparison is not None:
         outputs = [{key: _rounded(value) for key, value in asdict(o).items()} for o in comparison.outputs]
-        metric = None if comparison.metric is None else asdict(comparison.metric)
+        metric = None if comparison.metric is None else _finite(asdict(comparison.metric))
         if metric is not None and not metric["is_distance"]:
             del metric["is_distance"]  # models that were built before it was recorded keep their bytes
         measured = {"samples": comparison.samples, "outputs": outputs, "metric": metric, **_runtime(families)}
@@ -229,7 +229,7 @@ def recorded_comparison(model: Model) -> Comparison | None:
     """Return the figures that were measured when a model was built; None where it has none that could be read."""
     made = _parsed(model.metadata.get(MEASURED))
     try:
-        metric = None if made["metric"] is None else MetricComparison(**made["metric"])
+        metric = None if made["metric"] is None else _metric(made["metric"])
         return Comparison(tuple(_output(given) for given in made["outputs"]), int(made["samples"]), metric=metric)
     except (KeyError, TypeError, ValueError):
         return None
@@ -337,6 +337,16 @@ def _rounded(value: Any) -> Any:
     if not isinstance(value, float):
         return value
     return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def _finite(record: dict[str, Any]) -> dict[str, Any]:
+    """Return null for numbers that are not finite, which JSON lacks."""
+    return {key: None if isinstance(one, float) and not math.isfinite(one) else one for key, one in record.items()}
+
+
+def _metric(given: dict[str, Any]) -> MetricComparison:
+    known: dict[str, Any] = {key: math.nan if one is None else one for key, one in given.items()}
+    return MetricComparison(**known)
 
 
 def _output(given: dict[str, Any]) -> OutputComparison:

@@ -22,7 +22,7 @@ from onnxq.search.candidates import find_candidates, is_priced, searchable
 from onnxq.search.held_out import HoldoutSplit
 from onnxq.search.meet_budget import stored_unless_worthwhile, towards_goals
 from onnxq.search.mixed_precision import SearchResult
-from onnxq.search.sensitivity import ALONE, weighted_decisions
+from onnxq.search.sensitivity import ALONE, contributions, weighted_decisions
 from onnxq.search.sqnr_evaluator import worst_decibels
 from onnxq.search.variants import Variants
 from onnxq.search.wide_weights import widen_stored_weights
@@ -58,13 +58,13 @@ def fewest_for_use(variants: Variants, samples: Samples, reached: float) -> Choi
             return widen_stored_weights(few, _stored(nodes), _shared_out(nodes, {}))
         whole = few.judge.noise(few.model({}))
         start = SearchResult({}, met=True, sqnr=worst_decibels(whole))
-        contributions = _contributions(few, nodes, whole)
-        ranked = find_candidates(plan, contributions, variants.prepared.model.opset)
+        found_noises = _contributions(few, nodes, whole)
+        ranked = find_candidates(plan, found_noises, variants.prepared.model.opset)
         goals = GOALS if is_priced(plan) else GOALS[:1]
         found = towards_goals(few, ranked, start, goals=goals)
         missed = found.sqnr is None or found.sqnr < GOALS[0][0]
         choices = _stored(nodes) if missed else stored_unless_worthwhile(few, found.choices)
-        return widen_stored_weights(few, choices, contributions)
+        return widen_stored_weights(few, choices, found_noises)
     except OnnxqError:  # the comparison says what is wrong
         return {}
 
@@ -86,7 +86,7 @@ def compared(run_time: float, count: int | None) -> int:
     return max(LEAST, share, min(int(LITTLE_TIME / max(run_time, 1.0)), MOST))
 
 
-def _contributions(few: Variants, nodes: Sequence[Decision], whole: np.ndarray) -> list[Contribution]:
+def _contributions(few: Variants, nodes: Sequence[Decision], whole: np.ndarray) -> tuple[Contribution, ...]:
     """Share out among the nodes of each group what the error of values that miss the goal loses without the group.
 
     Args:
@@ -99,7 +99,7 @@ def _contributions(few: Variants, nodes: Sequence[Decision], whole: np.ndarray) 
 
     def gains(groups: Sequence[Group]) -> dict[Group, float]:
         kept = ({node_key(nodes[place].node): Override("float", ALONE) for place in group} for group in groups)
-        lost = (float((whole - noise)[wrong].sum()) for noise in few.noises(kept))
+        lost = (float(_decrease(whole, noise)[wrong].sum()) for noise in few.noises(kept))
         return {group: max(gain, 0.0) for group, gain in zip(groups, lost, strict=True)}
 
     everything = range(len(nodes))
@@ -111,14 +111,14 @@ def _contributions(few: Variants, nodes: Sequence[Decision], whole: np.ndarray) 
     return _shared_out(nodes, {place: gain / len(group) for group, gain in found.items() for place in group})
 
 
-def _shared_out(nodes: Sequence[Decision], noises: Mapping[int, float]) -> list[Contribution]:
+def _decrease(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """Return how much less error there is; none of what is infinite in both."""
+    return np.asarray(np.subtract(before, after, out=np.zeros_like(before), where=before != after))
+
+
+def _shared_out(nodes: Sequence[Decision], noises: Mapping[int, float]) -> tuple[Contribution, ...]:
     """Return what each node adds to the error, by its place; all the same where nothing is known."""
-    made = [noises.get(place, 1.0) for place in range(len(nodes))]
-    total = math.fsum(made) or 1.0
-    return [
-        Contribution(one.node.display_name, one.node.op_type, node_key(one.node), one.scheme or "", noise, share, False)
-        for one, noise, share in zip(nodes, made, (noise / total for noise in made), strict=True)
-    ]
+    return contributions(nodes, [noises.get(place, 1.0) for place in range(len(nodes))], [False] * len(nodes))
 
 
 def _parts(places: Group, count: int) -> list[Group]:

@@ -66,12 +66,28 @@ def sensitivity(variants: Variants, *, splits: int = SPLITS, all_alone: int = AL
                 break
             del noises[worst]
             noises |= groups.noises(_halves(worst, shares))
-    total = math.fsum(_size(noise) for noise in noises.values()) or 1.0
+    groups_in_order = sorted(noises, key=lambda group: group.start)
+    parts = [part for group in groups_in_order for part in _shared_out(noises[group], shares[group.start : group.stop])]
+    exact = [len(group) == 1 for group in groups_in_order for _ in group]
+    return contributions(nodes, parts, exact)
+
+
+def contributions(
+    nodes: Sequence[Decision], noises: Sequence[float], exact: Sequence[bool]
+) -> tuple[Contribution, ...]:
+    """Return what nodes add to the error, with its share of all.
+
+    Args:
+        nodes: The nodes.
+        noises: Squared error that each adds. Infinite ones have all of the error, alike.
+        exact: Whether that is the error of the node alone.
+
+    """
+    sizes = [float(math.isinf(noise)) for noise in noises] if math.inf in noises else noises
+    total = math.fsum(sizes) or 1.0
     return tuple(
-        Contribution(d.node.display_name, d.node.op_type, node_key(d.node), d.scheme or "", noise, noise / total, exact)
-        for group in sorted(noises, key=lambda group: group.start)
-        for parts, exact in [(_shared_out(noises[group], shares[group.start : group.stop]), len(group) == 1)]
-        for d, noise in zip(nodes[group.start : group.stop], parts, strict=True)
+        Contribution(d.node.display_name, d.node.op_type, node_key(d.node), d.scheme or "", noise, size / total, alone)
+        for d, noise, size, alone in zip(nodes, noises, sizes, exact, strict=True)
     )
 
 

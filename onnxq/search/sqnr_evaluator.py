@@ -365,6 +365,8 @@ class SqnrEvaluator:
 
     def sqnr_towards(self, model: Model, goal: float) -> float:
         """Return the ratio, or that of a part of the samples where these make more noise than a goal allows to all."""
+        if goal == -np.inf:  # any noise is allowed
+            return self.sqnr(model)
         allowed = np.where(self._counts(), self._signals * 10 ** (-goal / 10), np.inf)
         with working("judge") as advance:
             judged = self._run_quantized(model, advance, NoiseLimit(allowed))

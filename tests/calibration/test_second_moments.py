@@ -171,6 +171,16 @@ def test_samples_go_to_the_halves_in_turn_and_the_first_to_both():
     assert moments.held_out().mean[0, 0] == np.mean([10, 10, 2, 2, 2, 2])
 
 
+def test_the_greatest_value_has_no_sign_of_zero_whatever_the_order():
+    signs = []
+    for order in ((0.0, -0.0), (-0.0, 0.0)):
+        made = LayerMoments(Unfolding(3), 3)
+        for value in order:
+            made.add(np.full((2, 3), value, np.float32))
+        signs += [np.signbit(made.high).any(), np.signbit(made.share).any()]
+    assert signs == [False] * 4
+
+
 def test_of_a_large_picture_rows_from_everywhere_are_taken():
     unfolding = Unfolding(2, 1, 1, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0))
     side = 128

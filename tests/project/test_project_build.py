@@ -1,5 +1,6 @@
 import hashlib
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -19,7 +20,7 @@ from onnxq.project.outcome import Built
 from onnxq.project.provenance import INPUTS, MEASURED, gather, record, recorded_comparison
 from onnxq.targets.host import host_family, processor_name
 from onnxq.verification.families import FamilyFigures
-from onnxq.verification.records import Comparison
+from onnxq.verification.records import Comparison, MetricComparison
 from onnxq.version import __version__
 
 FLOAT, QUANTIZED, DATA = Path("models/cnn.onnx"), Path("models/cnn.int8.onnx"), Path("data/calibration.npz")
@@ -224,6 +225,17 @@ def write_odd_model() -> None:
     made.output.append(onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [4, 64]))
     imports = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("strange", 1)]
     Path("odd.onnx").write_bytes(onnx.helper.make_model(made, opset_imports=imports, ir_version=8).SerializeToString())
+
+
+def test_a_metric_that_is_no_number_is_recorded_as_json(repo: Path) -> None:
+    lost = Comparison((), 1, metric=MetricComparison("perplexity", 12.5, math.inf, lower_is_better=True))
+    model = load(QUANTIZED)
+    text = record({}, None, lost)[MEASURED]
+    assert json.loads(text, parse_constant=pytest.fail)["metric"]["quantized_value"] is None
+    model.metadata[MEASURED] = text
+    found = recorded_comparison(model)
+    assert found is not None
+    assert found.missed(max_drop=1) == ["perplexity went from 12.5 to nan: no drop can be told"]
 
 
 def test_a_model_that_cannot_be_run_here(repo: Path) -> None:

@@ -338,6 +338,7 @@ def test_a_variant_of_an_output_that_is_zero_gains_nothing() -> None:
     judge = SqnrEvaluator(model(0.0), wrap_samples([{"x": CERTAIN}], input_specs(model(0.0))))
     assert judge.sqnr(model(0.1)) == float("-inf")
     assert judge.sqnr_gains(lambda: model(0.1), [lambda: model(0.2)], least=0.5) == [0.0]
+    assert judge.sqnr_towards(model(0.2), float("-inf")) == float("-inf")
 
 
 @pytest.mark.parametrize(("least", "ran"), [(-1.0, 12), (1.0, 12), (3.0, 4)])

@@ -23,7 +23,7 @@ from onnxq.search.held_out import HoldoutSplit
 from onnxq.search.meet_budget import meet_accuracy, towards_goals
 from onnxq.search.mixed_precision import SearchResult, cheap_wins, decibels_without, fewest_float_nodes
 from onnxq.search.noise_cuts import shortest_prefix
-from onnxq.search.sensitivity import sensitivity
+from onnxq.search.sensitivity import contributions, sensitivity
 from onnxq.search.sqnr_evaluator import ENOUGH, SqnrEvaluator
 from onnxq.search.variants import Variants, calibrate_and_round
 from onnxq.stages.prepare import prepare
@@ -537,3 +537,17 @@ def test_a_small_table_stays_in_float_where_its_rounding_is_much_of_the_error(tm
     assert (report.comparison.worst_sqnr > 35) == kept
     decision = next(d for d in report.nodes if d.op_type == "Gather")
     assert decision.reason.startswith("kept float: in 8 bit it made") == kept
+
+
+def test_infinite_errors_share_all_of_the_error() -> None:
+    keys = ("a", "b", "c")
+    nodes = [
+        SimpleNamespace(
+            node=SimpleNamespace(display_name=key, op_type="MatMul", makes=[SimpleNamespace(name=key)]), scheme="auto"
+        )
+        for key in keys
+    ]
+    alone = [True] * 3
+    assert [one.share for one in contributions(nodes, [1.0, 3.0, 0.0], alone)] == [0.25, 0.75, 0.0]
+    assert [one.share for one in contributions(nodes, [math.inf, 3.0, math.inf], alone)] == [0.5, 0.0, 0.5]
+    assert [one.share for one in contributions(nodes, [0.0, 0.0, 0.0], alone)] == [0.0, 0.0, 0.0]
