@@ -357,8 +357,10 @@ def test_figures_of_equal_and_of_broken_outputs(repo: Path) -> None:
     record(equal=True, sqnr=None)
     assert found() == []
     record(equal=False, sqnr=None)
-    assert "-inf dB" in found()[0][2]
-    record(agreement=None, sqnr=80.0)
+    assert "is zero in the float model, and here it is not" in found()[0][2]
+    record(max_abs=None)
+    assert "overflows: 20 dB are asked for" in found()[0][2]
+    record(agreement=None, sqnr=80.0, max_abs=0.1)
     assert "no output has classes" in found()[0][2]
     record(elements="many")
     assert found() == []
