@@ -170,10 +170,13 @@ def descend(
 
     """
     # A row for each channel: what moves in one strip is few channels, whose slopes lie together then
-    weight, codes, steps = (a.transpose(0, 2, 1).copy() for a in (weight, codes, steps))
+    codes, steps = (a.transpose(0, 2, 1).copy() for a in (codes, steps))
     low, high = (np.ascontiguousarray(b.transpose(0, 2, 1)) if isinstance(b, np.ndarray) else b for b in bounds)
     bounds = low, high
-    slope = (codes * steps - weight) @ H if slope is None else slope.transpose(0, 2, 1).copy()
+    if slope is None:
+        slope = (codes * steps - weight.transpose(0, 2, 1).copy()) @ H
+    else:
+        slope = slope.transpose(0, 2, 1).copy()
     diagonal = np.einsum("pbb->pb", H)[:, None]
     inverse = np.divide(1.0, diagonal, out=np.zeros_like(diagonal), where=diagonal > 0)
     columns = codes.shape[2]

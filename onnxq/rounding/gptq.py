@@ -401,7 +401,9 @@ def _descended(
     start: np.ndarray,
     slope: np.ndarray | None = None,
 ) -> Descended:
-    """Go down from codes, some channels of each group at a time."""
+    """Go down from codes, some channels of each group at a time; without a sweep, what is known is all there is."""
+    if slope is not None and not sweeps:
+        return Descended(start, slope)
     codes, slopes = np.empty_like(weight), np.empty_like(weight)
     for part in _parts(weight):
         within = part_of(bounds, part)

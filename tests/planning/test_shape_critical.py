@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 from helpers import build, floats, node, quantize_in_memory, recipe_of, run
 
+from onnxq.ir import parse
 from onnxq.pipeline.quantize import quantize
+from onnxq.planning.shape_critical import deciding_lengths
+from onnxq.targets import load_costs
 
 # Each of 8 letters gets a duration; the frames are as many as all durations together.
 NODES = [
@@ -118,3 +121,10 @@ def test_what_is_interpolated_to_a_predicted_size_is_as_large_as_in_float():
     weights = {**WEIGHTS, "one": np.array([1]), "first": np.array([0])}
     made = quantize_in_memory(build(nodes, {"x": [8, 64], "z": [1, 1, 9]}, ["y"], weights), "auto")
     assert made.decision("n_letters").reason == "its values decide the length of an output"
+
+
+def test_no_time_is_asked_for_where_nothing_decides_about_sizes(monkeypatch):
+    """Work is counted: a search plans a model dozens of times."""
+    monkeypatch.setattr("onnxq.planning.shape_critical.node_times", None)
+    model = parse(build([node("Relu", "x", "y")], {"x": [8, 64]}, ["y"], {}).SerializeToString())
+    assert deciding_lengths(model.graph.graphs(), load_costs("cpu")) == set()

@@ -96,6 +96,21 @@ def test_a_weight_of_few_rows_takes_no_product_with_all_columns(monkeypatch):
     np.testing.assert_allclose(found.gain, usual.gain, rtol=1e-6)
 
 
+@pytest.mark.parametrize(("quick", "expected"), [(True, 1), (False, 2)])
+def test_a_quick_search_descends_once(quick, expected, monkeypatch):
+    """Work is counted: scales are fitted to the codes that it found, and these stay as they are."""
+    random, went = np.random.default_rng(5), []
+    moments = LayerMoments(Unfolding(32), 32)
+    for _ in range(8):
+        moments.add(np.maximum(random.standard_normal((1, 40, 32)) + 0.3, 0).astype(np.float32))
+    before = gptq.descend
+    monkeypatch.setattr(gptq, "descend", lambda *given: [went.append(given[5]), before(*given)][1])
+    job = RoundingJob(random.standard_normal((20, 32)).astype(np.float32), moments, quick=quick)
+    assert solve_all({0: job})[0].method == "output error"
+    assert len(went) == expected
+    assert all(went)
+
+
 @pytest.mark.parametrize("odd", [False, True])
 def test_bounds_of_neighbours_are_the_same_some_rows_at_a_time(odd, monkeypatch):
     shape = (9, 5 if odd else 6, 3, 3)
