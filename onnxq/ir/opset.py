@@ -61,6 +61,7 @@ def raise_opset(model: Model, minimum: int) -> Model:
         after = _converted(before, converted, minimum)
         repair(after, converted, minimum)
         _keep_the_rest(before, after)
+        _drop_inferred_types(before, after)
         after.ir_version = max(before.ir_version, minimum_ir(minimum))
         converted.read_skeleton(after.SerializeToString(deterministic=True), weights)
     except OnnxqError as error:
@@ -161,6 +162,17 @@ def _keep_the_rest(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
     for field in ("metadata_props", "training_info"):
         if not getattr(after, field):
             getattr(after, field).extend(getattr(before, field))
+
+
+def _drop_inferred_types(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
+    """Leave out what the converter infers about inner tensors.
+
+    It computes with sizes that Paddle's exporter writes as -1, and gets others such as 0, which onnxruntime refuses.
+    """
+    stated = {info.name for info in before.graph.value_info}
+    kept = [info for info in after.graph.value_info if info.name in stated]
+    del after.graph.value_info[:]
+    after.graph.value_info.extend(kept)
 
 
 def _check_interface(model: Model, converted: Model, minimum: int) -> None:

@@ -286,3 +286,19 @@ def test_stamps_that_are_too_new():
         make_loadable(stamped("Relu", 99, 14))
     with pytest.raises(ValueError, match="opset 27 is beyond 26"):
         raise_opset(stamped("Relu", 17, 8), 27)
+
+
+def test_what_the_converter_infers_from_open_sizes_is_left_out():
+    """Paddle's exporter writes open sizes as -1. onnxruntime refused a reader of lines, whose LSTM became 8 bit."""
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["m"], kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Relu", ["m"], ["y"]),
+    ]
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [-1, 3, 32, -1]) for name in ("x", "y"))
+    y.type.tensor_type.ClearField("shape")
+    graph = helper.make_graph(nodes, "g", [x], [y])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 10)], ir_version=6)
+    inferred = onnx.version_converter.convert_version(proto, 13).graph.value_info
+    assert [size.dim_value for size in inferred[0].type.tensor_type.shape.dim] == [-1, 3, 16, 0]
+    converted = onnx.ModelProto.FromString(raise_opset(parse(proto.SerializeToString()), 13).serialize())
+    assert not converted.graph.value_info
