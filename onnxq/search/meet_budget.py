@@ -130,6 +130,7 @@ def meet_accuracy(variants: Variants, budget: Budget) -> SearchOutcome:
             raise CheckFailed(f"only the float model meets the budget: {meets.last}", RAISE)
     else:
         found = towards_goals(variants, ranked, found, keeps_weights=budget.max_size is None)
+        found = _usable_on_more(variants, ranked, found, keeps_weights=budget.max_size is None)
         if budget.max_size is None:
             found = keep_small_weights_float(variants, ranked, found)
     return SearchOutcome(stored_unless_worthwhile(variants, found.choices), contributions)
@@ -204,6 +205,27 @@ def towards_goals(
             break
         found = replace(reached, sqnr=goal)
     return found
+
+
+def _usable_on_more(
+    variants: Variants, ranked: list[Candidate], found: SearchResult, *, keeps_weights: bool
+) -> SearchResult:
+    """Search on for the first goal, which may take any time, where more samples miss it than the search looked at.
+
+    One sample may hold most of the error: a classifier that is sure of all others but takes another class there.
+    """
+    judge, others = variants.fine_judge, (variants.split.goal_evaluator, variants.judge)
+    goal = next((goal for goal, _ in GOALS), 0.0)
+    if judge in others or found.sqnr is None or found.sqnr < goal:
+        return found
+
+    def meets(model: Model) -> bool:
+        return judge.sqnr_towards(model, goal) >= goal
+
+    if meets(variants.model(found.choices)):
+        return found
+    reached = _more_accurate(variants, ranked, meets, found, stages=1 + keeps_weights)
+    return reached if reached.met and variants.planned(reached.choices).quantized() else found
 
 
 def goals_of(plan: Plan) -> Sequence[tuple[float, float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from onnxq.ir import load
 from onnxq.pipeline.quantize import quantize
 from onnxq.planning.decision import Override
 from onnxq.progress import Silent
+from onnxq.search import meet_budget
 from onnxq.search.budget import Budget
 from onnxq.search.candidates import Candidate, Option, find_candidates, within_cost
 from onnxq.search.held_out import HoldoutSplit
@@ -551,3 +553,23 @@ def test_infinite_errors_share_all_of_the_error() -> None:
     assert [one.share for one in contributions(nodes, [1.0, 3.0, 0.0], alone)] == [0.25, 0.75, 0.0]
     assert [one.share for one in contributions(nodes, [math.inf, 3.0, math.inf], alone)] == [0.5, 0.0, 0.5]
     assert [one.share for one in contributions(nodes, [0.0, 0.0, 0.0], alone)] == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(("more", "searched"), [(14.0, True), (20.5, False)])
+def test_the_first_goal_is_held_on_all_samples_that_judge(monkeypatch, more, searched):
+    """A pitch estimator had 35 dB on the samples that its search looked at, and 15 on all that it had."""
+    few, all_of_them = (SimpleNamespace(sqnr_towards=lambda model, goal, at=at: at) for at in (35.0, more))
+    plan = SimpleNamespace(quantized=lambda: [1])
+    variants = SimpleNamespace(
+        judge=few,
+        fine_judge=all_of_them,
+        split=SimpleNamespace(goal_evaluator=few),
+        model=lambda choices: choices,
+        planned=lambda choices: plan,
+    )
+    reached = SearchResult({"n": Override("weight-int8", "")}, met=True, sqnr=None)
+    monkeypatch.setattr(meet_budget, "_more_accurate", lambda *_, stages: reached)
+    found = SearchResult({}, met=True, sqnr=28.0)
+    assert meet_budget._usable_on_more(variants, [], found, keeps_weights=True) is (reached if searched else found)
+    missed = replace(found, sqnr=14.0)  # by the search itself, which has tried all
+    assert meet_budget._usable_on_more(variants, [], missed, keeps_weights=True) is missed
