@@ -12,6 +12,7 @@ from onnxq.ir.graph import Node
 from onnxq.ir.model import Model
 from onnxq.ir.patch import Patch, named_after
 from onnxq.ir.proto_fields import walk
+from onnxq.ir.schemas import PAD_OF_CODES
 from onnxq.ir.shape_inference.types import infer_types
 
 BROADCAST_OPSET = 7  # before, broadcasting is asked for by attribute; source: onnx operator specification, Add-6
@@ -37,6 +38,8 @@ def prepare_conversion(model: Model, minimum: int) -> None:
             continue
         if node.op_type == "GroupNormalization" and model.opset < GROUP_NORM_OPSET <= minimum:
             raise ValueError(f"GroupNormalization changes its meaning on the way (node {node.label})")
+        if node.op_type == "Pad" and model.opset < PAD_OF_CODES <= minimum:
+            _drop_idle_value(node)
         if node.op_type == "Hardmax" and model.opset < HARDMAX_OPSET <= minimum:
             patches.append(_flatten_hardmax(node))
     commit(patches)
@@ -73,6 +76,14 @@ def _aligned(node: Node) -> Patch | None:
     named_after(patch, node)
     patch.replace(result, made)
     return patch
+
+
+def _drop_idle_value(pad: Node) -> None:
+    """Leave out the value of a Pad that repeats elements: the converter leaves it an attribute, which is none then."""
+    if pad.attribute("mode", "constant") != "constant" and "value" in pad.spans:
+        del pad.spans["value"]
+        pad.changed = True
+        pad.graph.mark_dirty()
 
 
 def _flatten_hardmax(node: Node) -> Patch:

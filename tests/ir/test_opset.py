@@ -102,6 +102,7 @@ CASES = [
     ("Clip", (7, 10), [IMAGE], [], 1, {"min": -0.5, "max": 0.5}),
     ("Clip", (7,), [IMAGE], [], 1, {"min": -0.5}),
     ("Pad", (7, 10), [IMAGE], [], 1, {"pads": [0, 0, 1, 1, 0, 0, 2, 2], "value": 1.5}),
+    ("Pad", (7, 10), [IMAGE], [], 1, {"pads": [0, 0, 1, 1, 0, 0, 2, 2], "value": 1.5, "mode": "edge"}),
     ("Slice", (7, 9), [IMAGE], [], 1, {"starts": [1, 0], "ends": [3, 2], "axes": [2, 3]}),
     ("TopK", (7, 9), [MATRIX], [], 2, {"k": 2}),
     ("Dropout", (7, 10), [MATRIX], [], 1, {"ratio": 0.3}),
