@@ -259,6 +259,14 @@ def test_a_constant_that_adds_an_axis_stays_behind(wide, left):
     assert_same(found, {"x": rows(4, 3, 8)}, 1e-5)
 
 
+def test_a_dropout_behind_it_is_none_in_inference():
+    """Its kernel gives a mask as well, which ended in a ValueError."""
+    body = POW.replace("y =", "r =") + " y = Dropout(r)"
+    found = simplified(text(body, "4,3,8"), WEIGHTS, "fuse_layer_normalization")
+    assert ops(found.model) == ["LayerNormalization"]
+    assert_same(found, {"x": rows(4, 3, 8)}, 1e-5)
+
+
 def test_two_in_a_row():
     first = POW.replace("y =", "r =")
     second = re.sub(r"\b(m|c|s|v|ve|d|q|f)\b", r"\g<1>2", POW).replace("(x", "(r")

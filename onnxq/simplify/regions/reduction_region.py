@@ -119,9 +119,10 @@ class Region:
             for step in steps:
                 inputs = [found[source] if isinstance(source, Value) else source for source in step.sources]
                 try:
-                    found[step.output] = np.asarray(step.function(*inputs))
+                    made = step.function(*inputs)
                 except (ValueError, TypeError, IndexError, ArithmeticError):
                     return None
+                found[step.output] = np.asarray(made[0] if isinstance(made, tuple) else made)  # Dropout has a mask
         return found[steps[-1].output]
 
     def exits(self, without: set[Node]) -> Iterator[Exit]:

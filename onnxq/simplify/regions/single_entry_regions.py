@@ -94,7 +94,8 @@ def compute(nodes: Sequence[Node], known: dict[Value, Any], opset: int) -> dict[
             ]
             output = node.outputs[0]
             assert output is not None
-            found[output] = call(*inputs)
+            made = call(*inputs)
+            found[output] = made[0] if isinstance(made, tuple) else made  # Dropout has a mask
     return found
 
 
