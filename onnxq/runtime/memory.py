@@ -18,6 +18,7 @@ import numpy as np
 from onnxq.ir import Model
 
 LARGEST_KEPT = (32 << 20) - (16 << 10)  # bytes of the largest block that glibc can keep
+ARENA_MAX = -8  # of mallopt: how many heaps there may be
 HEAVY = 8 << 20  # bytes from which on copies of weights, and other memory, are not left lying about
 STATM = Path("/proc/self/statm")  # where Linux says how many pages a process has in memory
 MOST_RUNS = 128  # whose models, and the files that these are mapped from, may wait to be collected
@@ -65,24 +66,28 @@ def trim_heap(freed: int) -> None:
     glibc keeps blocks of up to 32 MB in heaps of each thread, such as weights of sessions and second moments. They lie
     idle there while something else takes more.
     """
-    trim = _trim()
+    trim = _of_c_library("malloc_trim")
     if trim is not None and freed >= HEAVY:
         trim(0)
 
 
 def keep_freed_blocks() -> None:
-    """Let the C library keep blocks of up to 32 MB for the next array, up to 64 MB in each thread, until `trim_heap`.
+    """Let the C library keep blocks of up to 32 MB for the next array, until `trim_heap`.
 
     glibc maps each block that is larger than all that it has seen freed, and hands it back at once. The system then
-    clears its pages again, in a sixth of the time of a search for codes.
+    clears its pages again, in a sixth of the time of a search for codes. Threads share one heap, as far as they have
+    none of their own yet. From the end of those, up to 64 MB each, `trim_heap` takes nothing.
     """
+    settle = _of_c_library("mallopt")
+    if settle is not None:
+        settle(ARENA_MAX, 1)
     np.empty(LARGEST_KEPT, np.uint8)
 
 
 @cache
-def _trim() -> Callable[[int], int] | None:
+def _of_c_library(name: str) -> Callable[..., int] | None:
     try:
-        found: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        found: Callable[..., int] | None = getattr(ctypes.CDLL(None), name, None)
     except (OSError, TypeError):  # Windows has no such library
         return None
     return found

@@ -44,6 +44,17 @@ def test_blocks_become_one_array(tmp_path):
         assert file.fill(blocks, np.dtype("i1"), (8, 3)).tolist() == np.concatenate(blocks).tolist()
 
 
+def test_many_arrays_keep_few_files_open(tmp_path, small):
+    opened = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    with Spool(tmp_path) as file:
+        kept = [file.keep(np.full(300, n, np.int32)) for n in range(2000)]
+        assert not opened or len(os.listdir("/proc/self/fd")) <= opened + 3
+    assert [int(array[-1]) for array in kept] == list(range(2000))
+    tensor = ArrayTensor(kept[7])
+    tensor.release()
+    assert (tensor.numpy() == 7).all()
+
+
 def test_released_pages_are_read_again(tmp_path, small):
     with Spool(tmp_path) as file:
         tensor = ArrayTensor(file.keep(np.arange(100_000, dtype=np.int32)))

@@ -33,7 +33,7 @@ def made(source, name, monkeypatch, *, large, spooled=True):
     with monkeypatch.context() as patch:
         if large:
             patch.setattr(residency, "LARGE", 0)
-            patch.setattr(shelf_module, "SPOOLED", 64 if spooled else 1 << 20)
+            patch.setattr(shelf_module, "SHELVED", 64 if spooled else 1 << 20)
             patch.setattr("onnxq.ir.storage.scratch_file.SPOOLED", 64 if spooled else 1 << 20)
         report = quantize(source, in_blocks(4), samples=samples(), output=source.with_name(name))
     assert report.comparison is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import tempfile
@@ -16,7 +17,8 @@ import numpy as np
 from onnxq.errors import OutputError
 from onnxq.ir.storage.temporary import temporary_folder
 
-SPOOLED = 1 << 20  # bytes from which on an array goes to the file
+SPOOLED = 1 << 18  # bytes from which on an array goes to the file
+EXTENT = 1 << 25  # bytes of the file that are mapped at once for arrays of up to an eighth: each map keeps a file open
 
 
 class ScratchFile:
@@ -64,6 +66,11 @@ class Spool(ScratchFile):
     Arrays stay valid after the spool is closed.
     """
 
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._extent: tuple[mmap.mmap, int] | None = None  # where it begins in the file
+        self._used = 0  # bytes of it
+
     def keep(self, array: np.ndarray) -> np.ndarray:
         """Return an equal array, read-only and mapped from the file; a small or mapped one unchanged."""
         if array.nbytes < SPOOLED or array.dtype.hasobject or is_mapped(array):
@@ -77,16 +84,33 @@ class Spool(ScratchFile):
             OutputError: The disk is full.
 
         """
+        count = math.prod(shape)
+        size = count * dtype.itemsize
         try:
-            start = os.lseek(self._file.fileno(), 0, os.SEEK_END)
-            start = os.lseek(self._file.fileno(), -start % mmap.ALLOCATIONGRANULARITY, os.SEEK_END)
+            mapped, start, place = self._place(size)
+            os.lseek(self._file.fileno(), start + place, os.SEEK_SET)
             for block in blocks:
                 self._write(block)
-            size = os.lseek(self._file.fileno(), 0, os.SEEK_CUR) - start
-            mapped = mmap.mmap(self._file.fileno(), size, offset=start, access=mmap.ACCESS_READ)
         except OSError as error:
             raise self._failed(error) from error
-        return np.frombuffer(mapped, dtype).reshape(shape)
+        return np.frombuffer(mapped, dtype, count, place).reshape(shape)
+
+    def _place(self, size: int) -> tuple[mmap.mmap, int, int]:
+        """Return a map with room for so many bytes, where it begins in the file, and where the room begins in it."""
+        if size > EXTENT // 8:
+            return *self._mapped(size), 0
+        if self._extent is None or self._used + size > EXTENT:
+            self._extent, self._used = self._mapped(EXTENT), 0
+        place = self._used
+        self._used += size + -size % mmap.ALLOCATIONGRANULARITY
+        return *self._extent, place
+
+    def _mapped(self, size: int) -> tuple[mmap.mmap, int]:
+        """Make the file longer, and map that."""
+        start = os.lseek(self._file.fileno(), 0, os.SEEK_END)
+        start += -start % mmap.ALLOCATIONGRANULARITY
+        os.ftruncate(self._file.fileno(), start + size)
+        return mmap.mmap(self._file.fileno(), size, offset=start, access=mmap.ACCESS_READ), start
 
 
 def is_mapped(array: np.ndarray) -> bool:

@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from onnxq.ir.storage.external import release
-from onnxq.ir.storage.scratch_file import SPOOLED, ScratchFile, is_mapped
+from onnxq.ir.storage.scratch_file import ScratchFile, is_mapped
 
 LEAST = 1 << 16  # bytes of an array below which a place in the file would cost more than it frees
-# Bytes of all arrays of less than SPOOLED that stay in memory: a file takes a tenth of a pass's time
+SHELVED = 1 << 20  # bytes of an array from which on it always goes to the file
+# Bytes of all arrays of less than SHELVED that stay in memory: a file takes a tenth of a pass's time
 IN_MEMORY = 1 << 27
 
 
@@ -45,11 +46,11 @@ class Shelf(ScratchFile):
             OutputError: The disk is full.
 
         """
-        if array.nbytes < min(LEAST, SPOOLED) or array.dtype.hasobject or is_mapped(array):
+        if array.nbytes < min(LEAST, SHELVED) or array.dtype.hasobject or is_mapped(array):
             return array
         while self._forgotten:
             self._in_memory -= self._forgotten.popleft()
-        if array.nbytes < SPOOLED and self._in_memory + array.nbytes <= IN_MEMORY:
+        if array.nbytes < SHELVED and self._in_memory + array.nbytes <= IN_MEMORY:
             self._in_memory += array.nbytes
             weakref.finalize(array, self._forgotten.append, array.nbytes)
             return array
