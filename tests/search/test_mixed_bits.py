@@ -273,26 +273,10 @@ def test_3_bits_are_the_mean_of_a_mixture(source, tmp_path, monkeypatch, large):
     assert mean <= (3.5 if large else 3)  # scales of 16 bits leave half a bit of those of 32
 
 
-def test_a_mean_of_3_bits_gives_all_weights_4_where_that_takes_little_more(monkeypatch):
-    long, short, two = Coding(4, 64), Coding(4, 32), Coding(2, 32)
-    weights = [replace(each, narrow=True) for each in weights_of({two: 25, long: 1.5, short: 1, Coding(8, 32): 0.01})]
-    chosen = []
-    monkeypatch.setattr(mixed_bits, "mixed_weights", lambda *given: weights)
-    monkeypatch.setattr(mixed_bits, "_choices", lambda _, found: chosen.append(set(found.values())) or {})
-    monkeypatch.setattr(mixed_bits, "replan", lambda prepared, _: prepared)
-    for more in (1.0, 1.1):
-        monkeypatch.setattr(mixed_bits, "LITTLE_MORE", more)
-        large = SimpleNamespace(strategy=SimpleNamespace(tries_variants=False), plan=SimpleNamespace(choices={}))
-        mixed_bits.keep_to_mean(large, [], None, bits=3)
-    assert two in chosen[0]
-    assert chosen[1] == {long}
-
-
 def test_a_mean_of_3_bits_of_a_large_model_counts_scales_of_32_bits(monkeypatch):
     long, short, two = Coding(4, 256), Coding(4, 32), Coding(2, 32)
     chosen = []
-    monkeypatch.setattr(FakeJob, "rows", lambda _: np.empty((32, 256)))
-    monkeypatch.setattr(mixed_bits, "LITTLE_MORE", 1.0)
+    monkeypatch.setattr(FakeJob, "rows", lambda _: np.empty((2048, 256)))
     monkeypatch.setattr(mixed_bits, "_choices", lambda _, found: chosen.append(set(found.values())) or {})
     monkeypatch.setattr(mixed_bits, "replan", lambda prepared, _: prepared)
     for narrow in (False, True):
@@ -309,7 +293,7 @@ def test_scales_of_many_blocks_of_few_bits_take_a_byte(monkeypatch):
     weight = replace(weights_of({Coding(4, 32): 1})[0], narrow=True)
     assert weight.size(Coding(4, 32)) == 32 * (2 * 16 + 1 + 2 * 2)
     monkeypatch.setattr(mixed_bits, "LEAST_SHARING", 64)
-    assert weight.size(Coding(4, 32)) == 32 * (2 * 16 + 1 + 2)
+    assert weight.size(Coding(4, 32)) == 32 * (2 * 16 + 1 + 2) + 1024  # and a table
     assert weight.size(Coding(8, 32)) == 32 * (2 * 32 + 2 + 2 * 2)
 
 
