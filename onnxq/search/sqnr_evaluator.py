@@ -323,6 +323,7 @@ class SqnrEvaluator:
         if axes is None or not array.size:
             return array
         over = tuple(range(array.ndim)[slice(*axes)])
+        array = array.astype(np.promote_types(array.dtype, np.float32), copy=False)  # float16 holds no sums
         kept = np.abs(array) < MASKED
         if kept.all():
             return array - array.mean(axis=over, keepdims=True)

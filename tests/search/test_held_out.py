@@ -115,6 +115,16 @@ def test_a_softmax_does_not_see_a_shift_and_a_sigmoid_does() -> None:
     np.testing.assert_allclose(judge.noise(parse(classifier(WEIGHT, ("Sigmoid", {}), shift=8.0)))[1], 0.12, rtol=1e-4)
 
 
+@pytest.mark.filterwarnings("error")
+def test_masked_scores_of_float16_are_summed_in_float32() -> None:
+    tail = (("Cast", {"to": TensorProto.FLOAT16}), ("Softmax", {"axis": -1}), ("Cast", {"to": TensorProto.FLOAT}))
+    weight = np.tile(np.float32([64, 128, 192, 256]), (2, 256))
+    weight[:, 0] = -1e30
+    judge = judge_of(classifier(weight, *tail))
+    worse = parse(classifier(weight * np.float32(0.875), *tail))
+    np.testing.assert_allclose(judge.noise(worse)[1], 0.125**2, rtol=1e-2)
+
+
 @pytest.mark.parametrize(
     ("tail", "expected"),
     [
