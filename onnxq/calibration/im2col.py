@@ -105,7 +105,7 @@ def unfolding_of(node: Node) -> tuple[int, Unfolding] | None:
     """
     if node.domain or node.op_type not in ("MatMul", "Gemm", "Conv") or len(node.inputs) < 2:
         return None
-    left, right = (value.constant if value is not None else None for value in node.inputs[:2])
+    left, right = node.constant(0), node.constant(1)
     if node.op_type == "Conv":
         return None if right is None or left is not None else _conv(node, right)
     weight = left if right is None else right

@@ -145,14 +145,14 @@ class _Prices:
 
 def _windows(node: Node, shapes: Mapping[str, tuple[int, ...]]) -> int:
     found = unfolding_of(node) if node.op_type == "Conv" else None
-    value = node.inputs[0] if node.inputs else None
+    value = node.input(0)
     if found is None or value is None or found[1].positions == 1:
         return 0
     return rows_read(node, value, found[1], shapes) * found[1].columns
 
 
 def _calls(node: Node, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    read = node.inputs[0] if node.op_type in RECURRENT and node.inputs else None
+    read = node.input(0) if node.op_type in RECURRENT else None
     shape = assumed_shape(read, shapes) if read is not None else None
     directions = 2 if node.attribute("direction", "forward") == "bidirectional" else 1
     return shape[0] * directions if shape else 1

@@ -173,11 +173,9 @@ def _region_bytes(starts: Sequence[Node], known: Set[str], others: Set[Node]) ->
         if node in nodes:
             continue
         nodes.add(node)
-        first = node.inputs[0] if node.inputs else None
+        first = node.input(0)
         of_values = node.op_type in CONVERSIONS and first is not None and not _is_constant(first)
-        for value in node.inputs:
-            if value is None:
-                continue
+        for value in node.reads:
             if value.tensor is not None:
                 if value not in tensors and not of_values:  # scales of activations belong to no layer
                     tensors.add(value)

@@ -111,7 +111,7 @@ def channel_axes(nodes: Iterable[Node]) -> dict[str, int]:
     """Return the channel axis of every value that a MatMul, Gemm or Conv with a constant weight reads, by name."""
     axes: dict[str, int] = {}
     for node in nodes:
-        value = node.inputs[0] if node.inputs else None
+        value = node.input(0)
         if value is not None and value.tensor is None and linear_reader(node, 0) is not None:
             axes.setdefault(value.name, reader_axis(node))
     return axes
@@ -223,7 +223,7 @@ def measured_inputs(nodes: Iterable[Node], stats: Stats) -> dict[Node, Value]:
     """Return what each MatMul, Gemm and Conv reads, where its channels were measured and are those of the weight."""
     found: dict[Node, Value] = {}
     for node in nodes:
-        value = node.inputs[0] if node.inputs else None
+        value = node.input(0)
         reader = linear_reader(node, 0)
         if value is None or reader is None or value.name not in stats or ChannelStats not in stats[value.name]:
             continue

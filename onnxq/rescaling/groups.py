@@ -144,7 +144,7 @@ class UnabsorbedScaleError(Exception):
 
 def linear_reader(node: Node, slot: int) -> AbsorbingConstant | None:
     """Return the weight that multiplies input `slot` of a MatMul, Gemm or Conv, if that is a float32 constant."""
-    weight = node.inputs[1] if slot == 0 and len(node.inputs) > 1 else None
+    weight = node.input(1) if slot == 0 else None
     tensor = weight.constant if weight is not None else None
     if tensor is None or tensor.dtype != TensorProto.FLOAT or node.domain or node.graph.parent is not None:
         return None

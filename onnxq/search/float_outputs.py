@@ -149,8 +149,8 @@ def _worth_keeping(model: Model, shapes: Mapping[str, tuple[int, ...]], room: in
     """
     found: list[tuple[int, str, Value]] = []
     for node in model.graph.nodes:
-        for value in node.outputs:
-            if value is not None and value.dtype is not None and any(len(use.node.inputs) > 1 for use in value.uses):
+        for value in node.makes:
+            if value.dtype is not None and any(len(use.node.inputs) > 1 for use in value.uses):
                 shape = assumed_shape(value, shapes)
                 size = math.prod(shape) if shape is not None else room
                 found.append((size * np.dtype(np.float32).itemsize, value.name, value))

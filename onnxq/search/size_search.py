@@ -203,9 +203,8 @@ def _moves(
 def _weights(node: Node) -> list[Value]:
     return [
         value
-        for value in node.inputs
-        if value is not None
-        and value.constant is not None
+        for value in node.reads
+        if value.constant is not None
         and value.dtype in (TensorProto.FLOAT, None)
         and value.constant.size >= MINIMUM_STORED_ELEMENTS
     ]

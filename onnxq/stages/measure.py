@@ -51,7 +51,7 @@ def layers_needing_moments(plan: Plan, *, blocks: bool = True, trial: bool = Fal
         if d.settings and d.settings.rounding == "output-error" and d.settings.weight_bits <= 8
     ]
     nodes = [d.node for d in rounded if d.settings and (blocks or not d.settings.zero_points)]
-    weights = {value: value.constant.nbytes for node in nodes for value in node.inputs if value and value.constant}
+    weights = {value: value.constant.nbytes for node in nodes for value in node.reads if value.constant}
     widest = TRIAL_COLUMNS if trial else WIDEST
     return MeasuredLayers(nodes if sum(weights.values()) <= MOST_WEIGHT_BYTES else (), widest=widest)
 

@@ -167,7 +167,7 @@ def _compared(node: Node) -> list[Value]:
     if node.bodies:
         return [value for value in reads(node) if value.graph is node.graph]
     slots = PICKS[node.op_type][0] if node.op_type in PICKS else (0, 1)
-    return [value for slot in slots if slot < len(node.inputs) and (value := node.inputs[slot]) is not None]
+    return [value for slot in slots if (value := node.input(slot)) is not None]
 
 
 def _takes(picker: Node, nodes: Sequence[Node], computed: set[Node]) -> bool:

@@ -177,12 +177,11 @@ class _Index:
         self.by_output: dict[str, Node] = {}
         self.by_name: dict[str, Node] = {}
         for node in optimised.graph.walk():
-            for value in node.inputs:
-                if value is not None and value.tensor is not None:
+            for value in node.reads:
+                if value.tensor is not None:
                     self.by_constant.setdefault(value.name, []).append(node)
-            for value in node.outputs:
-                if value is not None:
-                    self.by_output.setdefault(value.name, node)
+            for value in node.makes:
+                self.by_output.setdefault(value.name, node)
             # of a fused node, onnxruntime makes the name unique by a number behind the old one
             self.by_name.setdefault(node.name, node)
             self.by_name.setdefault(node.name.partition("_token_")[0], node)

@@ -106,4 +106,4 @@ def _codes(node: Node, group: Group) -> Value | None:
 
 
 def _input(node: Node, index: int | None) -> Value | None:
-    return node.inputs[index] if index is not None and index < len(node.inputs) else None
+    return node.input(index) if index is not None else None

@@ -51,7 +51,7 @@ def _check_readers(node: Node, model: Model) -> Iterator[Defect]:
 
 
 def _check_origin(node: Node) -> Iterator[Defect]:
-    source = node.inputs[0] if node.inputs else None
+    source = node.input(0)
     if source is None or tensor_of(source) is not None:
         return
     dtype = dtype_of(source)

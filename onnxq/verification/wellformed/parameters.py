@@ -93,7 +93,7 @@ def _check_shapes(found: CodeParameters) -> Iterator[Defect]:
 def _check_granularity(found: CodeParameters) -> Iterator[Defect]:
     """Check axis and block size of a QuantizeLinear or DequantizeLinear against the shapes."""
     node, scale = found.node, shape_of(found.scale)
-    tensor = node.inputs[0] if node.inputs else None
+    tensor = node.input(0)
     shape = shape_of(tensor)
     block = node.attribute("block_size", 0)
     axis = node.attribute("axis", 1)
