@@ -62,7 +62,9 @@ def check(
     project = load_project(found) if found is not None or not files else None
     refuse_missing(project, files)
     if files and output_format is Format.TEXT and not any(select(project, files)):
-        note("no model is concerned")  # known without importing onnx, which takes most of the time
+        folder = next((file for file in files if file.is_dir()), None)
+        where = f": {printable(str(folder))} is a folder, and models are named as files" if folder else ""
+        note(f"no model is concerned{where}")  # known without importing onnx, which takes most of the time
         return
     from onnxq.project.check import check as look
 

@@ -36,8 +36,9 @@ class Bar:
         self._live = Live(self, console=console, refresh_per_second=REFRESHES, transient=True)
 
     def start(self) -> None:
-        """Begin to draw."""
+        """Begin to draw; the cursor stays, or Ctrl-Z and a kill would leave the shell without one."""
         self._live.start()
+        self._live.console.show_cursor(True)
 
     def stop(self) -> None:
         """Take the bar away."""

@@ -26,6 +26,7 @@ COMMANDS = {
     **dict.fromkeys(("recipe", "presets", "configs"), "recipes"),
     **dict.fromkeys(("new", "create", "setup", "start"), "init"),
     **dict.fromkeys(("calibration", "collect"), "calibrate"),
+    **dict.fromkeys(("targets", "metrics", "options"), "Write `onnxq quantize --help`, which lists them."),
 }
 # Kinds of result that others have as switches
 VALUES = {
@@ -57,7 +58,12 @@ CHOSEN = {
     **dict.fromkeys(("--opset", "--opset-version"), "The opset is raised where a quantized form needs it."),
     **dict.fromkeys(("--calibration-method", "--calib-method", "--range"), "The range method is set in a recipe file."),
     **dict.fromkeys(("--symmetric", "--activation-type", "--weight-type"), "Types are set in a recipe file."),
+    **dict.fromkeys(("--model", "--onnx", "-m"), "Write the model without an option: `onnxq quantize MODEL`."),
+    **dict.fromkeys(("--fp16", "--float16", "--half", "--bf16"), "onnxq writes 8 bits or fewer, and no float16."),
+    **dict.fromkeys(("--seed", "--random-seed"), "Nothing is drawn by chance: the same input gives the same bytes."),
+    **dict.fromkeys(("--threads", "--num-threads", "--workers"), "It takes all processors that it may use."),
 }
+MISSING = {"missing argument 'NODE'": "`onnxq plan MODEL` lists the nodes."}
 NUMBERS = {"integer": "no whole number", "number": "no number"}
 BOUNDS = {"greater than or equal to": "at least", "less than or equal to": "at most"}
 DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2015\u2212"  # the plain one, and those that editors make of two
@@ -87,6 +93,8 @@ def usage_error(error: Any, arguments: Sequence[str]) -> tuple[str, str]:
         return f"no such option: {name}", f"{_options(name, command, behind=behind)} {see}".lstrip()
     message = str(error.format_message()).strip().replace(": Value error, ", ": ")
     message = message[:1].lower() + message[1:].rstrip(".")
+    if message in MISSING:
+        return message, f"{MISSING[message]} {see}"
     if message.startswith("no such command"):
         name = next((word for word in arguments if not word.startswith("-")), "")
         return f"no such command '{name}'", f"{_commands(name, context)} {see}".lstrip()

@@ -122,7 +122,12 @@ class Recipe:
         globs = [(key, glob) for key in ("exclude", "only") for glob in getattr(self, key)]
         idle = [(key, glob) for key, glob in globs if not any(fnmatchcase(label, glob) for label in labels)]
         gone = {glob for _, glob in idle if any(fnmatchcase(label, glob) for label in before)}
-        return [f"no node {'is left that ' if glob in gone else ''}matches --{key} {glob}" for key, glob in idle]
+        said = [f"no node {'is left that ' if glob in gone else ''}matches --{key} {glob}" for key, glob in idle]
+        same = {label.lower(): label for label in sorted(labels, reverse=True)}  # names are told apart by their case
+        return [
+            f"{words}, and '{same[glob.lower()]}' is there" if glob.lower() in same else words
+            for words, (_, glob) in zip(said, idle, strict=True)
+        ]
 
     def selecting(self, exclude: str | Iterable[str] = (), only: str | Iterable[str] = ()) -> Recipe:
         """Add the globs of `--exclude` and `--only`, which match node names or operator types."""

@@ -25,6 +25,7 @@ LAST_GOAL = 30.0  # dB, above which hardly any decision changes
 SEARCH = "Leave out --fast: then what loses most stays float until the limit is met."
 SENSITIVE = "Leave sensitive nodes float with --exclude, or give more data."
 SMALL = "Allow a larger file, or ask for less."
+LESS = "Ask for less, or give more data."
 RAISE = "Ask for less, give more data, or leave nodes float with --exclude."
 
 

@@ -19,7 +19,7 @@ from onnxq.planning.decision import FOR_SIZE, Choices, Override, Plan
 from onnxq.planning.planner import NOT_WORTHWHILE, node_key
 from onnxq.planning.recipe import Recipe
 from onnxq.planning.worthwhile import worthwhile
-from onnxq.search.budget import LAST_GOAL, RAISE, Budget, BudgetCheck
+from onnxq.search.budget import LAST_GOAL, LESS, RAISE, Budget, BudgetCheck
 from onnxq.search.candidates import Candidate, find_candidates, is_priced, predicted_time, saved_time, searchable
 from onnxq.search.mixed_bits import keep_to_loss, keep_to_mean, keep_to_size, mixed_weights, said_bits
 from onnxq.search.mixed_precision import SearchResult, cheap_wins, fewest_float_nodes, keep_small_weights_float
@@ -127,7 +127,7 @@ def meet_accuracy(variants: Variants, budget: Budget) -> SearchOutcome:
         if not found.met:
             raise CheckFailed(f"no choice of nodes meets the budget: {meets.last}", RAISE)
         if not variants.planned(found.choices).quantized():
-            raise CheckFailed(f"only the float model meets the budget: {meets.last}", RAISE)
+            raise CheckFailed(f"only the float model meets the budget: {meets.last}", LESS)
     else:
         found = towards_goals(variants, ranked, found, keeps_weights=budget.max_size is None)
         found = _usable_on_more(variants, ranked, found, keeps_weights=budget.max_size is None)

@@ -122,6 +122,12 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "quantize m.onnx -data d.npz": ("'-data' is no option", f"Write --data. {HELP}"),
     "quantize m.onnx -d d.npz -o out/": ("out/ names a folder", "Give the name of the file to write."),
     "quantize m.onnx -d d.npz --report r/": ("r/ names a folder", "Give the name of the file to write."),
+    "quantize --model m.onnx": ("no such option: --model", "Write the model without an option"),
+    "quantize m.onnx --fp16": ("no such option: --fp16", "onnxq writes 8 bits or fewer"),
+    "quantize m.onnx --seed 1": ("no such option: --seed", "the same input gives the same bytes"),
+    "quantize m.onnx --threads 4": ("no such option: --threads", "It takes all processors that it may use."),
+    "targets": ("no such command 'targets'", "Write `onnxq quantize --help`, which lists them."),
+    "explain m.onnx": ("missing argument 'NODE'", "`onnxq plan MODEL` lists the nodes. See `onnxq explain --help`."),
     "-V": ("no such option: -V", "Write `onnxq --version`."),
     "export m.onnx --for huggingface -o x": ("there are no file names for 'huggingface'", "Did you mean 'hub'? Choose"),
     "export m.onnx --for sherp -o x": (

@@ -158,6 +158,8 @@ def test_files_choose_models(cli, project: Path) -> None:
     assert (code, out) == (2, "")
     assert err == "error: --ignore names an unknown finding 'mising'\nhint: Did you mean 'missing'?\n"
     assert cli("check", "notes.txt") == (0, "", "no model is concerned\n")
+    Path("empty").mkdir()
+    assert cli("check", "empty").err == "no model is concerned: empty is a folder, and models are named as files\n"
     assert cli("check", "second.int8.onnx").code == 1  # listed, but missing
     code, out, _ = cli("verify", "--project", "second.onnx", "notes.txt")
     assert (code, len(out.splitlines())) == (1, 2)

@@ -75,3 +75,13 @@ def test_the_bar_is_one_line_on_any_terminal(width: int) -> None:
     assert "comparing" in line
     assert " %" in line
     assert "left" in line
+
+
+def test_a_run_that_is_stopped_leaves_the_cursor() -> None:
+    written = io.StringIO()
+    bar = Bar(TerminalObserver(), Console(file=written, force_terminal=True, width=80))
+    bar.start()
+    drawn = written.getvalue()
+    bar.stop()
+    assert "\x1b[?25l" in drawn
+    assert drawn.rfind("\x1b[?25h") > drawn.rfind("\x1b[?25l")

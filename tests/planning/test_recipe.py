@@ -287,6 +287,11 @@ def test_globs_that_match_no_node_are_named():
         "no node matches --exclude /haed/*",
         "no node matches --exclude Softmax",
     ]
+    assert recipe.idle_globs({"conv", "softmax", "/head/mm1"}) == [
+        "no node matches --exclude /haed/*",
+        "no node matches --exclude Softmax, and 'softmax' is there",
+        "no node matches --only Conv, and 'conv' is there",
+    ]
     assert recipe.idle_globs({"Conv", "MatMul", "/head/mm1"}, {"Softmax"})[1:] == [
         "no node is left that matches --exclude Softmax"
     ]
