@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -89,6 +89,13 @@ def refuse_config(context: typer.Context) -> None:
         )
 
 
+def _worded(warning: WarningLine) -> WarningLine:
+    """Return a warning that names the keys of the project file."""
+    from onnxq.project.words import in_project_file
+
+    return replace(warning, message=in_project_file(warning.message), remedy=in_project_file(warning.remedy))
+
+
 def was_given(context: typer.Context, name: str | None) -> bool:
     """Whether an option stands on the command line."""
     source = context.get_parameter_source(name or "")
@@ -161,7 +168,7 @@ def build_project(
     if output_format is Format.JSON:
         _write_json(project, [_built_dict(built) for built in done])
     for built in done:
-        warn(built.warnings, str(built.entry.quantized))
+        warn(map(_worded, built.warnings), str(built.entry.quantized))
     _finish([built.error for built in done])
 
 

@@ -5,6 +5,7 @@ Tests: `tests/project/test_project_file.py`.
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -209,6 +210,8 @@ class _Reader:
                 if dashed in {field.name.replace("_", "-") for field in fields(Thresholds)} and "thresholds" in known:
                     number = table[key] if type(table[key]) in (int, float) else "NUMBER"
                     hint = f"Write it as a threshold: thresholds = {{ {dashed} = {number} }}."
+                elif key in KEYS and "min-sqnr" in known:
+                    hint = f"Write it outside of the thresholds: {key} = {json.dumps(table[key])}."
                 elif key in KEYS and "models" in known:
                     hint = "Write it under [[models]] for one model, or under [defaults] for all."
                 owner = f"{self.label}: {where}" if where else self.label

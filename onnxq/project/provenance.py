@@ -147,11 +147,16 @@ def changes(
     return found + [ChangedInput("stale-options", one) for one in _option_changes(made, wanted["options"], met)]
 
 
+def _written(value: object) -> str:
+    """Write the value of an option as the project file has it."""
+    return "not set" if value is None else json.dumps(value)
+
+
 def _option_changes(made: dict[str, Any], wanted: dict[str, Any], met: Collection[str]) -> list[str]:
     options = made.get("options")
     options = _plain(QuantizeOptions()) | (options if isinstance(options, dict) else {})  # it may know fewer of them
     found = [
-        f"'{key}' was {json.dumps(options[key])} when it was built, and is {json.dumps(value)}"
+        f"'{key}' was {_written(options[key])} when it was built, and is {_written(value)}"
         for key, value in wanted.items()
         if options[key] != value and key not in met
     ]

@@ -149,6 +149,12 @@ def test_json(cli, project: Path) -> None:
     }
 
 
+def test_warnings_name_keys_of_the_project_file(cli, project: Path) -> None:
+    text = Path("onnxq.toml").read_text().replace("fast = true\n", 'fast = true\nexclude = ["nosuch"]\n', 1)
+    Path("onnxq.toml").write_text(text)
+    assert "no node matches 'exclude' nosuch (ignored-option)" in cli("quantize").err
+
+
 def test_files_choose_models(cli, project: Path) -> None:
     Path("notes.txt").write_text("x")
     code, out, err = cli("check", "second.onnx", "notes.txt")

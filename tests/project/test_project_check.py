@@ -130,6 +130,7 @@ def test_missing_data(repo: Path) -> None:
 
 CHANGES = {
     "recipe": ("samples = 8", 'samples = 8\nrecipe = "static-int8"', "its recipe static-int8 is another one than"),
+    "no samples": ("samples = 8\n", "", "'samples' was 8 when it was built, and is not set"),
     "samples": ("samples = 8", "samples = 9", "'samples' was 8 when it was built, and is 9"),
     "exclude": ("samples = 8", 'samples = 8\nexclude = ["Gemm"]', 'is ["Gemm"]'),
     "only": ("samples = 8", 'samples = 8\nonly = ["Gemm"]', "'only' was [] when it was built"),

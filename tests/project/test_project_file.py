@@ -117,6 +117,10 @@ WRONG = {
         "[[models]]\nfloat = 'a.onnx'\nthresholds = { min_sqnr = 3 }",
         "a.onnx: 'thresholds' has an unknown key 'min_sqnr'|Did you mean 'min-sqnr'?",
     ),
+    "size among thresholds": (
+        "[[models]]\nfloat = 'a.onnx'\nthresholds = { max-size = '10kB' }",
+        "unknown key 'max-size'|Write it outside of the thresholds: max-size = \"10kB\".",
+    ),
     "float misspelt": ("[[models]]\nflaot = 'a.onnx'", "a model has an unknown key 'flaot'|Did you mean 'float'?"),
     "float is a number": ("[[models]]\nfloat = 3", "'float' of a model must be a string"),
     "a backslash of Windows": ('[[models]]\nfloat = "a\\regress.onnx"', "'float' of a model holds a control character"),
