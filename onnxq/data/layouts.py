@@ -66,6 +66,8 @@ def layout_hint(shape: Sequence[int], wanted: Dimensions, *, behind: int = 0, ro
         return f"The sizes fit in another order of axes{_names(order, wanted)}: array.transpose({_numbers(axes)})."
     if (grey := _channel_axis(shape, wanted, 1)) is not None:
         return f"Pictures are grey, and the model takes colours: numpy.repeat(array, 3, axis={grey + behind})."
+    if (colour := _channel_axis(shape, wanted, 3, 1)) is not None:
+        return f"Pictures have colours, and the model takes grey: array.mean(axis={colour + behind}, keepdims=True)."
     if (clear := _channel_axis(shape, wanted, 4)) is not None:
         cut = ", ".join([":"] * (clear + behind) + [":3"])
         return f"Pictures have four channels, the last one perhaps their opacity: array[{cut}]."
@@ -73,11 +75,11 @@ def layout_hint(shape: Sequence[int], wanted: Dimensions, *, behind: int = 0, ro
     return missing or _reshaped(shape, wanted, behind) or _resized(shape, wanted)
 
 
-def _channel_axis(shape: Sequence[int], wanted: Dimensions, given: int) -> int | None:
-    """Return which axis of four has so many channels in place of three; None where none has, or more differs."""
+def _channel_axis(shape: Sequence[int], wanted: Dimensions, given: int, takes: int = 3) -> int | None:
+    """Return which axis of four has so many channels in place of others; None where none has, or more differs."""
     for axis in (1, 3):
-        if len(shape) == len(wanted) == 4 and (shape[axis], wanted[axis]) == (given, 3):
-            return axis if _fits([*shape[:axis], 3, *shape[axis + 1 :]], wanted) else None
+        if len(shape) == len(wanted) == 4 and (shape[axis], wanted[axis]) == (given, takes):
+            return axis if _fits([*shape[:axis], takes, *shape[axis + 1 :]], wanted) else None
     return None
 
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from onnxq.data.conventions import OtherValues, other_values
+from onnxq.data.conventions import OtherValues, convention_of, other_values
 from onnxq.data.first_layers import (
     MOST_FOLDED,
     FirstLayers,
@@ -52,7 +52,7 @@ SAMPLES, LEAST_SAMPLES = 3, 5  # that are looked at first, and then
 HOPEFUL = 0.5  # of TIMES_WORSE, which values have to reach on the first sample to be tried on others
 ABOUT_AS_GOOD = 0.7  # of the best
 LEAST_BYTES, MOST_BYTES = 100.0, 255.5  # greatest value of pictures in 8 bit
-MOST_BEYOND = 4 * 255.0  # greatest value of pictures that no convention makes
+MOST_UNIT, MOST_BEYOND = 1.5, 4 * 255.0  # of pictures of 0 … 1, and of those of 0 … 255
 
 
 def normalization_warnings(
@@ -159,13 +159,13 @@ class _Input:
                 "makes: they are far smaller than the model expects"
             )
             return [WarningLine(CODE, message, remedy(fitting[:2], files=self.files))]
-        bytes_or_more = self._is_bytes() or self._is_beyond()
-        if first.bent < UNBENT and (self._is_saturating() or (bytes_or_more and _drown(found))):
+        too_large = self._is_bytes() or self._is_odd()
+        if first.bent < UNBENT and (self._is_saturating() or (too_large and _drown(found))):
             what = "pictures of 0 … 255, and the model seems" if self._is_bytes() else "far larger than the model seems"
             message = f"{self.values()} drown the bias of '{first.layer.display_name}': they are {what} to expect"
             message += " smaller values" if self._is_bytes() else ""
             how = "--preprocess normalize=unit" if self.files else "x / 255"
-            how = "x / 257, which brings 16 bit to 0 … 255" if self._is_beyond() else how
+            how = "x / 257, which brings 16 bit to 0 … 255" if self._is_of_16_bit() else how
             return [WarningLine(CODE, message, f"Normalise them as in training, pictures for example by {how}.")]
         return []
 
@@ -234,12 +234,15 @@ class _Input:
             return False
         return LEAST_BYTES < values.greatest <= MOST_BYTES
 
-    def _is_beyond(self) -> bool:
-        """Whether the values are beyond those of any convention for pictures in colours, as those of 16 bit are."""
+    def _is_odd(self) -> bool:
+        """Whether the values keep to no convention for pictures, and are larger than 0 … 1."""
         values = self.summary.values
-        if values is None or self.summary.channel_axis is None or len(self.summary.channels) != 3:
+        if values is None or self.summary.channel_axis is None or convention_of(self.summary) is not None:
             return False
-        return values.least >= 0 and values.greatest > MOST_BEYOND
+        return values.least >= 0 and values.greatest > MOST_UNIT
+
+    def _is_of_16_bit(self) -> bool:
+        return self.summary.values is not None and self.summary.values.greatest > MOST_BEYOND
 
     def values(self) -> str:
         """Name the input and its range in a sentence."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import inspect
 import shutil
 from pathlib import Path
 from types import FunctionType
@@ -68,8 +69,8 @@ def test_the_example_of_words_runs() -> None:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_says_what_it_takes_and_gives(name: str) -> None:
     function = getattr(onnxq, name)
-    text = function.__doc__ or ""
+    text = inspect.getdoc(function) or ""  # Python 3.13 takes away what lines have in front, and others do not
     for keyword in function.__annotations__:
         if keyword != "return":
-            assert f"\n        {keyword}: " in text or f", {keyword}: " in text, keyword
+            assert f"\n    {keyword}: " in text or f", {keyword}: " in text, keyword
     assert "Returns:" in text or str(function.__annotations__["return"]) == "None"

@@ -64,6 +64,7 @@ def test_the_order_of_axes(
         ((1, 4, 224, 224), NCHW, {}, "Pictures have four channels, the last one perhaps their opacity: array[:, :3]."),
         ((1, 224, 224, 4), (1, 224, 224, 3), {}, "array[:, :, :, :3]."),
         ((4, 224, 224, 4), NCHW, {}, ""),
+        ((1, 3, 8, 8), (None, 1, 8, 8), {"rows": 9}, "the model takes grey: array.mean(axis=1, keepdims=True)."),
         ((1, 3, 160, 120), NCHW, {}, "Pictures are 160 × 120: resize them to 224 × 224, as in use."),
         ((1, 9, 9, 3), (1, 8, 8, 3), {}, "Pictures are 9 × 9: resize them to 8 × 8, as in use."),
     ],

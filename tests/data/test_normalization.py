@@ -146,6 +146,11 @@ def test_biases_tell_pictures_of_16_bit_where_batchnorm_is_folded() -> None:
     assert found[1].endswith("pictures for example by x / 257, which brings 16 bit to 0 … 255.")
 
 
+def test_biases_tell_pictures_of_10_bit() -> None:
+    (found,) = warnings(build(UNIT, folded=True), as_convention(pictures(), UNIT) * np.float32(1023))
+    assert found[0] == "wrong-normalization"
+
+
 @pytest.mark.parametrize("factor", [255, 1 / 255])
 def test_batchnorm_tells_values_255_times_too_large_or_small(factor: float) -> None:
     images = as_convention(pictures(), SIGNED) * np.float32(factor)
