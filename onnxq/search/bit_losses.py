@@ -214,7 +214,8 @@ def _nearest(rows: np.ndarray, block: int) -> np.ndarray:
     top, n = 2**BITS - 1, rows.shape[1]
     cut = np.pad(np.asarray(rows, np.float32), ((0, 0), (0, -n % block))).reshape(len(rows), -1, block)
     low, high = np.minimum(cut.min(axis=2), 0), np.maximum(cut.max(axis=2), 0)
-    scales = np.where(high > low, (high - low) / top, 1).astype(np.float32)
+    scales = ((high - low) / top).astype(np.float32)
+    scales[scales == 0] = 1  # zeros, and numbers so small that a step of them is none
     zeros = np.rint(-low / scales)
     codes = np.clip(np.rint(cut / scales[..., None]) + zeros[..., None], 0, top)
     flat = codes.reshape(len(rows), -1)[:, :n].astype(np.uint8)

@@ -170,6 +170,16 @@ def test_rows_are_filled_up_to_whole_blocks():
     assert Coding(4, 64).row_bytes(100) == 64 + 1 + 8
 
 
+@pytest.mark.filterwarnings("error")
+def test_the_smallest_numbers_round_to_zeros():
+    rows = np.zeros((2, 32), np.float32)
+    rows[0, :2] = 1e-45, -1e-45
+    rows[1, 0] = 1.5
+    rounded = bit_losses._nearest(rows, 32)
+    assert np.abs(rounded[0]).max() <= 2e-44
+    np.testing.assert_array_equal(rounded[1], rows[1])
+
+
 @pytest.mark.parametrize("large", [False, True])
 def test_a_file_keeps_to_its_size_and_loses_less_than_with_equal_bits(source, tmp_path, monkeypatch, large):
     def made(recipe, budget=None):
