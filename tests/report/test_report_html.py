@@ -202,7 +202,7 @@ def test_what_each_node_adds_to_the_outputs(report: Report) -> None:
     assert "Nodes that add most to the error of the outputs" in {svg["aria-label"] for svg in page.all("svg")}
     assert "75 %" in shown
     assert shown.index("75.00 %estimated") < shown.index("25.00 %run alone")  # cells side by side
-    assert f"Returned to float for the sake of accuracy: {EVIL}." in shown
+    assert f"Computed in float for the sake of accuracy: {EVIL}." in shown
     assert [a.tensor for a in worst_activations(report)] == [EVIL, "first_in"]
     assert [a.tensor for a in worst_activations(changed)] == ["first_in", EVIL]
     lines = changed.to_markdown().splitlines()
