@@ -68,7 +68,9 @@ def double_codes(model: Model) -> Iterator[Patch]:
 
 def _patch(graph: Graph, node: Node) -> Patch | None:
     times = doublings(node)
-    conversions = between_conversions(node) if times else None
+    if not times:
+        return None
+    conversions = between_conversions(node)
     read, made = node.inputs[0], node.outputs[0]
     if conversions is None or read is None or made is None or not all(map(_is_plain, conversions)):
         return None

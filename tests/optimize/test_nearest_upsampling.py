@@ -56,6 +56,13 @@ def test_the_same_codes_come_out(times: int, channels: int, sides: tuple[int, in
     assert count_ops(made)["Reshape"] == 2
 
 
+def test_an_operator_without_inputs_stays() -> None:
+    """Random numbers next to a Conv in 8 bit ended in an IndexError."""
+    net = upsampling(1, 1, 2, 2)
+    net.nodes.append(node("RandomUniform", "", "random", shape=[2]))
+    assert applied(double_codes, typed(net.model("y_d"))) == 1
+
+
 def test_sizes_may_be_open() -> None:
     proto = upsampling(1, 1, 2, 2, coordinate_transformation_mode="asymmetric", nearest_mode="floor").model("y_d")
     for axis, name in ((0, "batch"), (2, "height"), (3, "width")):
