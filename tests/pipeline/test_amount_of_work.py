@@ -28,7 +28,7 @@ from onnxq.stages import prepare, replan
 from onnxq.targets import host
 
 PACKAGE = str(Path(onnxq.__file__).parent)
-CALLS_FOR_A_NODE = 1400  # Python functions called for one more MatMul or Relu of a chain, from load to save
+CALLS_FOR_A_NODE = 1600  # Python functions called for one more MatMul or Relu of a chain, from load to save
 MOST = {"copies": 28, "parses": 4, "plans": 20, "sessions": 23, "runs": 277}
 FAST = {"copies": 5, "parses": 3, "plans": 5, "sessions": 4, "runs": 47}
 
