@@ -25,6 +25,7 @@ from onnxq.runtime.delayed_signals import delay, send_later
 from onnxq.runtime.interruption import end_on_signals
 from onnxq.runtime.ownership import own_process
 from onnxq.text import write_plainly
+from onnxq.version import installed_version
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell reports for a program whose reader went away
 # The code that a shell reports for a program that ended, or whose terminal was closed: 128 and the signal
@@ -313,18 +314,11 @@ def _write_log(trace: Sequence[str], arguments: list[str]) -> str:
     import platform
     import shlex
     import tempfile
-    from importlib import metadata
-
-    def version(package: str) -> str:
-        try:
-            return metadata.version(package)
-        except metadata.PackageNotFoundError:
-            return "not installed"
 
     lines = [
         f"command: {shlex.join(['onnxq', *arguments])}",
         f"python: {platform.python_version()} on {platform.platform()}",
-        *(f"{package}: {version(package)}" for package in PACKAGES),
+        *(f"{package}: {installed_version(package) or 'not installed'}" for package in PACKAGES),
         "",
         *trace,
     ]

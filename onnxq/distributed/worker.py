@@ -15,7 +15,6 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -28,7 +27,7 @@ from onnxq.runtime.delayed_signals import delay
 from onnxq.runtime.interruption import PATIENCE_OF_TASK, end_on_signals
 from onnxq.runtime.processes import end_process
 from onnxq.targets.host import limit_processors
-from onnxq.version import __version__
+from onnxq.version import __version__, installed_version
 
 # The code of the process: it finds modules where the worker does, and then its task
 START = (
@@ -55,13 +54,8 @@ class Answer:
 
 def installed() -> dict[str, str]:
     """Return the versions that decide about bytes, of what is installed here."""
-    found = {"onnxq": __version__}
-    for name in ("onnxruntime", "numpy"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "missing"
-    return found
+    packages = ("onnxruntime", "numpy")
+    return {"onnxq": __version__, **{name: installed_version(name) or "missing" for name in packages}}
 
 
 def perform(versions: dict[str, str], lease: str, processors: int, task: bytes) -> Answer:

@@ -28,7 +28,6 @@ from onnxq.project.provenance import (
     changes,
     external_files,
     gather,
-    onnxruntime_version,
     recorded_comparison,
     recorded_runtime,
     was_altered,
@@ -37,6 +36,7 @@ from onnxq.project.rules import CheckRule, check_codes, is_ignored
 from onnxq.targets.host import available_processors
 from onnxq.verification.records import Comparison
 from onnxq.verification.wellformed import find_defects
+from onnxq.version import installed_version
 
 BUILD = "build it with `onnxq quantize`"
 
@@ -130,7 +130,7 @@ def find_all(entry: Entry) -> list[Finding]:
 
 def _hazards(entry: Entry, quantized: Model) -> list[Finding]:
     """Name what the onnxruntime that is installed does to a model: refuse it, or compute it wrongly."""
-    release = onnxruntime_version()
+    release = installed_version("onnxruntime")
     if release is None:
         return []
     found = [one.hazard for one in find_hazards(quantized, release, local_processor()) if one.here]

@@ -14,9 +14,7 @@ import json
 import math
 import os
 from collections.abc import Collection, Iterator
-from contextlib import suppress
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,7 +33,7 @@ from onnxq.project.rules import CheckRule
 from onnxq.targets.host import host_family, processor_name
 from onnxq.text import join_words
 from onnxq.verification.records import Comparison, MetricComparison, OutputComparison
-from onnxq.version import __version__
+from onnxq.version import __version__, installed_version
 
 if TYPE_CHECKING:  # it imports onnxruntime, which `onnxq check` does without
     from onnxq.verification.families import FamilyFigures
@@ -52,7 +50,6 @@ HASHED = (
     "custom_ops",
 )  # options whose files are hashed, or need not be
 BLOCK = 1 << 20
-PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino")
 
 
 def gather(entry: Entry, source: Model) -> dict[str, Any]:
@@ -208,18 +205,10 @@ def record(
 
 def _runtime(families: Collection[FamilyFigures]) -> dict[str, str]:
     """Say what measured the figures; the processor only if they depend on it, or each would write another file."""
-    found = {"onnxruntime": onnxruntime_version() or "unknown"}
+    found = {"onnxruntime": installed_version("onnxruntime") or "unknown"}
     if any(one.saturates for one in families):
         found |= {"processor": processor_name(), "family": host_family()}
     return found
-
-
-def onnxruntime_version() -> str | None:
-    """Return the version of onnxruntime that is installed, without importing it; None if that is not known."""
-    for name in PACKAGES:
-        with suppress(PackageNotFoundError):
-            return version(name)
-    return None
 
 
 def recorded_runtime(model: Model) -> str:

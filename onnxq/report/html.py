@@ -12,7 +12,6 @@ import base64
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +34,7 @@ from onnxq.text import (
     speed_change,
 )
 from onnxq.verification.records import Contribution, LayerComparison
-from onnxq.version import __version__
+from onnxq.version import __version__, installed_version
 
 if TYPE_CHECKING:
     from onnxq.report.records import ReportData
@@ -195,13 +194,8 @@ def _rows(report: ReportData) -> list[dict[str, Any]]:
 
 
 def _versions() -> dict[str, str]:
-    found = {"onnxq": __version__}
-    for name in ("onnx", "onnxruntime", "numpy"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:  # installed under another name, such as onnxruntime-gpu
-            continue
-    return found
+    found = {name: installed_version(name) for name in ("onnx", "onnxruntime", "numpy")}
+    return {"onnxq": __version__, **{name: version for name, version in found.items() if version is not None}}
 
 
 def _moment(made: str) -> str:
