@@ -76,15 +76,24 @@ def _known_when(node: Node) -> str:
 
 def _fixed(value: Value | None) -> str:
     """Return whether a value is stored, or folded of stored ones, or computed in a run; no value is stored."""
-    if value is None:
-        return "stored"
-    if value.is_input:
-        return "computed"
-    maker = value.producer
-    if value.constant is not None or maker is None or maker.op_type == "Constant":
-        return "stored" if _constant(value) is not None else "computed"
-    known = bool(maker.inputs) and not maker.bodies and all(_fixed(read) != "computed" for read in maker.inputs)
-    return "folded" if known else "computed"
+    kind, seen, waiting = "stored", set[Value](), [value] if value is not None else []
+    while waiting:
+        one = waiting.pop()
+        maker = one.producer
+        if one in seen:
+            continue
+        seen.add(one)
+        if one.is_input:
+            return "computed"
+        if one.constant is not None or maker is None or maker.op_type == "Constant":
+            if _constant(one) is None:
+                return "computed"
+        elif maker.bodies or not maker.inputs:
+            return "computed"
+        else:
+            kind = "folded"
+            waiting += maker.reads
+    return kind
 
 
 def block_lookup(model: Model) -> Iterator[Occurrence]:

@@ -583,3 +583,14 @@ def test_a_scope_is_written_for_people() -> None:
     assert rows["nbits-4-g-idx"].scope == "onnxruntime"
     assert rows["conv-integer-signed-weights"].scope == "onnxruntime on x86-64 and WebAssembly"
     assert dataclasses.replace(rows["nbits-8-unknown"], since="1.21").scope == "onnxruntime 1.21"
+
+
+def test_scales_behind_a_long_chain_of_constants() -> None:
+    """Each sum reads the one before twice: 2 ** 2000 ways lead back to what is stored."""
+    made = nbits()
+    (scales,) = (each for each in made.graph.initializer if each.name == "s")
+    scales.name = "s0"
+    for place in range(2000):
+        made.graph.node.insert(place, node("Add", f"s{place} s{place}", "s" if place == 1999 else f"s{place + 1}"))
+    found = list(FINDERS["matmulnbits"](parse(made.SerializeToString())))
+    assert [facts["parameters"] for _, facts in found] == ["folded"]
