@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from onnxq.ir import Model
+from onnxq.runtime.ownership import is_own_process
 
 LARGEST_KEPT = (32 << 20) - (16 << 10)  # bytes of the largest block that glibc can keep
 ARENA_MAX = -8  # of mallopt: how many heaps there may be
@@ -75,10 +76,10 @@ def keep_freed_blocks() -> None:
     """Let the C library keep blocks of up to 32 MB for the next array, until `trim_heap`.
 
     glibc maps each block that is larger than all that it has seen freed, and hands it back at once. The system then
-    clears its pages again, in a sixth of the time of a search for codes. Threads share one heap, as far as they have
-    none of their own yet. From the end of those, up to 64 MB each, `trim_heap` takes nothing.
+    clears its pages again, in a sixth of the time of a search for codes. In a process that is ours, threads share one
+    heap, as far as they have none of their own yet. From the end of those, up to 64 MB each, `trim_heap` takes nothing.
     """
-    settle = _of_c_library("mallopt")
+    settle = _of_c_library("mallopt") if is_own_process() else None
     if settle is not None:
         settle(ARENA_MAX, 1)
     np.empty(LARGEST_KEPT, np.uint8)

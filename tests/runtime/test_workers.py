@@ -159,13 +159,12 @@ def test_runs_without_end_leave_a_bounded_number_of_files_open(tmp_path: Path, m
 
 
 ONE_HEAP = """
-import platform
-import subprocess
-import sys
 import threading
 import numpy as np
 from onnxq.runtime.memory import keep_freed_blocks, resident_bytes, trim_heap
-keep_freed_blocks()
+from onnxq.runtime.ownership import own_process
+with own_process():
+    keep_freed_blocks()
 before = resident_bytes()
 def work():
     blocks = [np.ones(1 << 17) for _ in range(48)]  # 1 MB each
