@@ -465,10 +465,14 @@ def output(made: onnx.ModelProto, level: int | None = None, *, optimised: bool =
 
 @pytest.mark.parametrize("made", FORMS, ids=range(len(FORMS)))
 def test_onnxruntime_rounds_inputs_of_those_very_products_and_the_remedy_repairs_them(made: onnx.ModelProto) -> None:
-    """A differential test against the onnxruntime that is installed, 1.28 or newer."""
+    """A differential test against the onnxruntime that is installed, 1.28 or newer.
+
+    It has no such kernel for x86-64 without AVX2 and Arm without dot products, and computes in float there.
+    """
+    rounds = bool(features.get("AVX2") or features.get("ASIMDDP"))
     flagged = bool(ROUNDED & found(made, "1.32.0", AVX2))
     exact = output(made, optimised=False)
-    assert (sqnr(exact, output(made)) < 60) is flagged
+    assert (sqnr(exact, output(made)) < 60) is (flagged and rounds)
     assert sqnr(exact, output(made, 1)) > 100
 
 
