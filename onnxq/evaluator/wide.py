@@ -33,8 +33,8 @@ COMPARING = frozenset((
 # Each step rounds one operation of single elements, in an order that is written down in the kernel
 ROUNDED_ONCE = frozenset((
     "Abs", "Add", "AveragePool", "BatchNormalization", "Ceil", "Clip", "Div", "Erf", "Floor", "HardSigmoid",
-    "HardSwish", "LeakyRelu", "Mean", "Mod", "Mul", "Neg", "PRelu", "Range", "Reciprocal", "Resize", "Round", "Shrink",
-    "Softsign", "Sqrt", "Sub", "Sum", "ThresholdedRelu", "Upsample",
+    "HardSwish", "LeakyRelu", "Mean", "Mod", "Mul", "Neg", "PRelu", "Range", "Reciprocal", "Resize", "Round",
+    "ScatterElements", "ScatterND", "Shrink", "Softsign", "Sqrt", "Sub", "Sum", "ThresholdedRelu", "Upsample",
 ))  # fmt: skip
 THE_SAME = MOVING | COMPARING | ROUNDED_ONCE
 QUANTIZED = "onnxq.ops.quantized."  # modules of kernels that are defined on float32

@@ -58,7 +58,7 @@ def with_prompt_branch(model: Model, rows: int) -> Model:
         tokens, prompts = _branch(graph, TOKEN), _branch(graph, PROMPT)
         _set_level(prompts, gaining)
         asked = _asks_for_rows(graph, counted, rows)
-        outputs = [value.name for value in graph.output]
+        outputs = [value.name.removesuffix(TOKEN) for value in tokens.output]
         chosen = helper.make_node("If", [asked[-1].output[0]], outputs, NODE, then_branch=prompts, else_branch=tokens)
         del graph.node[:]
         graph.node.extend([*asked, chosen])
@@ -161,10 +161,13 @@ def _asks_for_rows(graph: GraphProto, counted: _Rows, rows: int) -> list[NodePro
 
 
 def _branch(graph: GraphProto, end: str) -> GraphProto:
-    """Return the nodes of a graph as a branch, in which all that they make has another name."""
+    """Return the nodes of a graph as a branch, in which all that they make has another name.
+
+    Outputs that no node makes, such as an input that is given back, are none of the branch.
+    """
     names = {name: f"{name}{end}" for node in graph.node for name in node.output if name}
     outputs = []
-    for value in graph.output:
+    for value in (value for value in graph.output if value.name in names):
         output = ValueInfoProto()
         output.CopyFrom(value)
         output.name = names[value.name]

@@ -422,7 +422,7 @@ def _scheme_types() -> dict[str, Any]:
 def _checked(key: str, value: Any, kind: Any, label: str) -> Any:
     if get_origin(kind) is Literal:
         choices = get_args(kind)
-        if value not in choices or isinstance(value, bool):
+        if (type(value), value) not in [(type(choice), choice) for choice in choices]:  # 32.0 and true are no integers
             similar = did_you_mean(str(value), [c for c in choices if isinstance(c, str)])
             hint = similar or f"Choose one of {', '.join(map(str, choices))}."
             raise RecipeError(f"recipe {label}: '{key}' cannot be {_toml(value)}", hint)

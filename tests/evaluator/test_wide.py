@@ -173,6 +173,16 @@ def test_bodies_compute_so_too() -> None:
     assert found.tolist() == rounded(once.astype(float) @ w.astype(float)).tolist()
 
 
+@pytest.mark.parametrize("operator", ["ScatterND", "ScatterElements"])
+def test_elements_that_are_scattered_keep_all_bits(operator: str) -> None:
+    """The lowest float32, with which masks are made, would become -inf, and a row that it masks NaN."""
+    text = f"(float[2, 3] x, int64[2, 1] i, float[2, n] v) => (float[2, 3] y) {{ y = {operator} (x, i, v) }}"
+    x, lowest = normal(2, 3), np.full((2, 3 if operator == "ScatterND" else 1), np.finfo(F).min)
+    found = run(text, {"x": x, "i": np.array([[0], [1]]), "v": lowest})["y"]
+    x[:, : lowest.shape[1]] = lowest
+    assert found.tolist() == x.tolist()
+
+
 def test_a_model_of_float64_stays_one() -> None:
     text = "(double[1, 2] x, double[2, 1] w) => (double[1, 1] y, double[1, 2] z) { y = MatMul (x, w) z = Exp (x) }"
     found = run(text, {"x": np.array([[1.0, 2.0**-40]]), "w": np.array([[1.0], [1.0]])})

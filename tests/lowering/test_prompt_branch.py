@@ -93,6 +93,19 @@ def test_the_branch_can_be_taken_away() -> None:
     assert without_prompt_branch(model) is model
 
 
+def test_an_output_that_no_node_makes_stays_outside_of_the_branch() -> None:
+    proto = product("n")
+    given_back = helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n"])
+    proto.graph.input.append(given_back)
+    proto.graph.output.insert(0, given_back)
+    made = with_prompt_branch(parse(encode_proto(proto)), ROWS)
+    feeds = {"x": floats(9, K), "z": floats(9, seed=1)}
+    found = ort.InferenceSession(made.serialize(), providers=["CPUExecutionProvider"]).run(None, feeds)
+    assert found[0].tolist() == feeds["z"].tolist()
+    assert np.array_equal(found[1], run(product("n", level=1).SerializeToString(), feeds["x"]))
+    assert [value.name for value in without_prompt_branch(made).graph.outputs] == ["z", "y"]
+
+
 @pytest.mark.parametrize("coded", ["float", "int8"])
 def test_a_decoder_is_written_and_verified_with_its_branch(tmp_path, coded) -> None:
     source, output = tmp_path / "m.onnx", tmp_path / "q.onnx"

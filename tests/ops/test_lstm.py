@@ -5,7 +5,7 @@ import pytest
 from helpers import build, floats, node, quantize_in_memory, sqnr
 from onnx import helper
 
-from onnxq import evaluate
+from onnxq import evaluate, quantize
 from onnxq.planning.recipe import load_recipe
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -25,6 +25,18 @@ def test_weights_are_stored_in_8_bit(op: str, directions: int, form: str) -> Non
     assert made.sqnr({"x": floats(5, 3, 16, seed=2)}) > (30 if form == "cast-mul" else 25)
     if form == "cast-mul":
         assert made.weights["w_scale"].shape == (directions, rows, 1)
+
+
+@pytest.mark.parametrize("form", ["cast-mul", "qdq"])
+def test_weights_in_4_bit_ask_for_the_operator_set_that_knows_them(form: str) -> None:
+    weights = {"w": floats(1, 96, 16), "r": floats(1, 96, 32, seed=1) * np.float32(0.2)}
+    proto = build([node("GRU", "x w r", "y", hidden_size=32)], {"x": [5, 3, 16]}, ["y"], weights, opset=17)
+    recipe = load_recipe("weight-int8").setting(name="weight-int4", form=form)
+    report = quantize(proto, recipe, samples={"x": floats(4, 5, 3, 16, seed=2)}, fast=True)
+    assert report.model.opset_import[0].version == 21
+    assert report.counts() == {"weight-int4": 1}
+    assert "stored in 4 bit" in report.nodes[0].reason
+    assert report.comparison.worst_sqnr > 10
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,21 @@ def test_static_gemm_is_right_for_every_alpha_beta_and_bias(trans_a, trans_b, al
             assert made.sqnr(feeds, ALL) > 30, label
 
 
+@pytest.mark.parametrize("shape", [(M, 1), (M, N)], ids=["rows", "elements"])
+@pytest.mark.parametrize("operator", ["Gemm", "MatMul"])
+def test_operator_sets_whose_gemm_has_no_optional_bias(operator, shape):
+    """A Gemm whose bias is added behind it, and one in the place of a MatMul, have a bias of zeros there."""
+    nodes = (
+        [node("Gemm", "x w c", "y")] if operator == "Gemm" else [node("MatMul", "x w", "p"), node("Add", "p c", "y")]
+    )
+    proto = build(nodes, {"x": [M, K]}, ["y"], {"w": unlike(floats(K, N)), "c": floats(*shape, seed=1)}, opset=10)
+    feeds = {"x": floats(M, K, seed=2)}
+    made = quantize_in_memory(proto, "static-int8", [feeds], granularity="tensor")
+    assert made.ops["Gemm"] == 1
+    assert made.sqnr(feeds) > 30
+    assert made.optimized()["QGemm"] == 1
+
+
 def test_static_gemm_runs_as_one_integer_kernel():
     x = floats(8, 32)
     weights = {"w": floats(16, 32, seed=1), "c": floats(16, seed=2)}

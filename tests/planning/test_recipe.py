@@ -151,6 +151,7 @@ def test_a_file_that_is_no_text(tmp_path):
         ("[[rules]]\nform = 'QDQ'", "'form' cannot be \"QDQ\" | Choose one of cast-mul, qdq, matmulnbits, integer."),
         ("block_size = 48", "'block_size' cannot be 48 | Choose one of 0, 16, 32, 64, 128, 256."),
         ("block_size = false", "'block_size' cannot be false | Choose one of 0, 16"),
+        ("block_size = 32.0", "'block_size' cannot be 32.0 | Choose one of 0, 16"),
         ("accuracy_level = 'high'", "'accuracy_level' cannot be \"high\" | Choose one of 0, 1, 2, 3, 4."),
         ("granularity = ['tensor']", "'granularity' cannot be"),
         ("integer_conv = 1", "'integer_conv' must be true or false | "),

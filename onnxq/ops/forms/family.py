@@ -273,11 +273,12 @@ def stored_form(site: NodeView, weight: Tensor) -> QuantizedForm:
         raise NotQuantizable("codes of 12 bit have a scale a channel, and come in pairs")
     if scheme.form == "matmulnbits":
         raise NotQuantizable(f"MatMulNBits does not compute a {site.node.op_type}")
-    opset = _stored_opset(scheme)
+    opset = stored_opset(scheme)
     return QuantizedForm(f"weight stored in {scheme.weight_bits} bit, computed in float", opset=opset)
 
 
-def _stored_opset(scheme: Scheme) -> int:
+def stored_opset(scheme: Scheme) -> int:
+    """Return the operator set that a weight needs that is stored in few bits, and read in float."""
     if scheme.weight_bits == 12:
         return 7
     if scheme.form == "qdq":

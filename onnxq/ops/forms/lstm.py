@@ -1,6 +1,8 @@
-"""LSTM, GRU and RNN with constant weights, stored in 8 bit; an LSTM may compute in 8 bit as well."""
+"""LSTM, GRU and RNN with constant weights, stored in few bits; an LSTM may compute in 8 bit as well."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from onnxq.ops.forms.family import (
     Rewriter,
     register_plan,
     register_rewrite,
+    stored_opset,
 )
 
 WEIGHT_SLOTS = (1, 2)  # W and R, both [directions, gates * hidden, inputs]: every row makes one gate of one unit
@@ -24,26 +27,23 @@ REDUCED = (2,)
 @register_plan("LSTM", "GRU", "RNN", when="weight-int8")
 @register_plan("LSTM", "GRU", "RNN", when="weight-int4")
 def plan_recurrent(site: NodeView) -> QuantizedForm:
-    """Accept constant weights that are large enough to be worth storing in 8 bit."""
+    """Accept constant weights that are large enough to be worth storing in few bits."""
     site.float_input(0)
     sizes = [site.weight(slot, rank=3).size for slot in WEIGHT_SLOTS]
     if sum(sizes) < MINIMUM_STORED_ELEMENTS:
         raise NotQuantizable(f"weights have only {sum(sizes)} elements")
-    if site.scheme.weight_bits == 12:
-        if any(size % 2 for size in sizes):
-            raise NotQuantizable("codes of 12 bit come in pairs")
-        return QuantizedForm("weights stored in 12 bit, computed in float", opset=7)
-    return QuantizedForm(
-        "weights stored in 8 bit, computed in float",
-        opset=site.scheme.pair_opset(weight=True) if site.scheme.form == "qdq" else 7,
-    )
+    bits = site.scheme.weight_bits
+    if bits == 12 and any(size % 2 for size in sizes):
+        raise NotQuantizable("codes of 12 bit come in pairs")
+    opset = stored_opset(replace(site.scheme, block_size=0))  # a row has one scale, whatever others have
+    return QuantizedForm(f"weights stored in {bits} bit, computed in float", opset=opset)
 
 
 @register_rewrite("LSTM", "GRU", "RNN", when="weight-int12")
 @register_rewrite("LSTM", "GRU", "RNN", when="weight-int8")
 @register_rewrite("LSTM", "GRU", "RNN", when="weight-int4")
 def rewrite_recurrent(site: NodeView, patch: Rewriter) -> None:
-    """Let the node read float weights that the file holds in 8 bit, one scale for each row."""
+    """Let the node read float weights that the file holds in few bits, one scale for each row."""
     for slot in WEIGHT_SLOTS:
         patch.rewire(site.node, slot, patch.stored(site.value(slot), reduce=REDUCED, scheme=site.scheme))
 

@@ -13,6 +13,8 @@ from onnxq.ops.forms.integer_domain import clamp_bounds
 from onnxq.ops.forms.integer_products import add_bias, rewrite_integer_gemm, rewrite_integer_matmul, weight_slot
 from onnxq.targets.target import load_target
 
+OPTIONAL_BIAS = 11  # the operator set from which on Gemm may leave its bias out
+
 # -- plans ----------------------------------------------------------------------------------------------------------
 
 
@@ -77,13 +79,22 @@ def rewrite_static_matmul(site: NodeView, patch: Rewriter) -> None:
     stays_float = load_target(site.scheme.target).sums_stay_float and _alone(site.output, "Add") is not None
     if stays_float and rank == 2 and _is_matrix(data):
         # onnxruntime would make one float Gemm of product and sum; of a Gemm of its own it makes QGemm.
-        _give(site, patch, site.output, patch.op("Gemm", a, b, hint=site.output.name))
+        inputs = a, b, *_no_bias(site, patch, scales)
+        _give(site, patch, site.output, patch.op("Gemm", *inputs, hint=site.output.name))
         return
     patch.rewire(site.node, 0, a)
     patch.rewire(site.node, 1, b)
     if after is not None and data.shape is not None and all(isinstance(size, int) for size in data.shape):
         _keep_apart(after, patch)
     _keep_clamp_apart(site, patch, site.output, site.output)
+
+
+def _no_bias(site: NodeView, patch: Rewriter, scales: np.ndarray) -> tuple[Value, ...]:
+    """Return the bias of a Gemm that adds nothing: none, but for zeros where an operator set asks for one."""
+    if site.opset >= OPTIONAL_BIAS:
+        return ()
+    x_scale, vector = patch.activation_scale(site.value(0)), scales.reshape(-1)
+    return (integer_bias(patch, np.zeros(vector.shape, np.float32), x_scale, vector, f"{site.output.name}_zeros"),)
 
 
 def _give(site: NodeView, patch: Rewriter, output: Value, product: Value) -> None:
@@ -181,8 +192,8 @@ def rewrite_static_gemm(site: NodeView, patch: Rewriter) -> None:
     elif bias is not None:
         c = integer_bias(patch, bias, x_scale, scales.reshape(-1), site.value(2).name)
     transposes = {key: node.attribute(key) for key in ("transA", "transB") if node.attribute(key, 0)}
-    inputs = (a, b) if c is None else (a, b, c)
-    product = patch.op("Gemm", *inputs, hint=site.output.name, **transposes)
+    added = _no_bias(site, patch, scales) if c is None else (c,)
+    product = patch.op("Gemm", a, b, *added, hint=site.output.name, **transposes)
     if bias is not None or site.input(2) is None:
         _give(site, patch, site.output, product)
     else:
