@@ -9,6 +9,7 @@ Tests: `tests/data/test_normalization.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -158,15 +159,18 @@ def batchnorm_misfit(taps: LayerInputs, samples: Sequence[Sample], nodes: Sequen
 
     For a channel with mean m and deviation s of what is read, and μ and σ of the node, the distance is
     |ln(s / σ)| + |m - μ| / max(s, σ). The median over all channels is returned: 0 for what a model was trained with,
-    5.5 for values 255 times as large. Dead channels are left out.
+    5.5 for values 255 times as large, infinity for values that overflow. Dead channels are left out.
     """
     reads = [value for node in nodes for value in node.inputs[:1] if value is not None]
     moments = [_Moments() for _ in nodes]
-    for arrays in taps.run(samples, reads):
-        for one, array in zip(moments, arrays, strict=True):
-            one.add(array)
-    joined = np.concatenate([_distances(node, one) for node, one in zip(nodes, moments, strict=True)])
-    return float(np.median(joined)) if joined.size and np.isfinite(joined).all() else 0.0
+    with np.errstate(invalid="ignore"):  # a model in float16 overflows for values of other conventions
+        for arrays in taps.run(samples, reads):
+            for one, array in zip(moments, arrays, strict=True):
+                one.add(array)
+        joined = np.concatenate([_distances(node, one) for node, one in zip(nodes, moments, strict=True)])
+    if not joined.size:
+        return 0.0
+    return float(np.median(joined)) if np.isfinite(joined).all() else math.inf
 
 
 @dataclass

@@ -8,6 +8,7 @@ and nothing is said about it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -88,7 +89,7 @@ def normalization_warnings(
 def _of_all(taps: LayerInputs, samples: Sequence[Sample], inputs: Sequence[_Input]) -> Iterator[WarningLine]:
     """Yield a warning where BatchNormalization that depends on several inputs was trained with other values."""
     shared = [(one, one.layers.shared) for one in inputs if one.layers.shared and not one.layers.normalizations]
-    if shared and batchnorm_misfit(taps, samples, shared[0][1]) > SURELY_WRONG:
+    if shared and SURELY_WRONG < batchnorm_misfit(taps, samples, shared[0][1]) < math.inf:
         values = join_words([one.values() for one, nodes in shared if nodes == shared[0][1]])
         yield WarningLine(CODE, _misfit_of(values, shared[0][1][0]), remedy([]))
 
@@ -145,7 +146,7 @@ class _Input:
         tried = [(self._misfit(replaced(self.samples, self.name, other.change)), other) for other in self._others()]
         best, other = min(tried, key=lambda pair: pair[0], default=(given, None))
         fits = other is not None and best <= FITS and best <= MUCH_BETTER * given
-        if not fits and given <= SURELY_WRONG:
+        if not fits and not SURELY_WRONG < given < math.inf:
             return []
         message = _misfit_of(self.values(), self.layers.normalizations[0])
         return [WarningLine(CODE, message, remedy([other] if fits and other is not None else [], files=self.files))]

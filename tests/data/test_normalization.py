@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.data.conventions import BYTES, CENTRED, CONVENTIONS, IMAGENET, SIGNED, UNIT, Convention, convention_of
 from onnxq.data.examine import examine
-from onnxq.data.first_layers import FoldedMeans
+from onnxq.data.first_layers import FoldedMeans, LayerInputs, batchnorm_misfit
 from onnxq.data.input_summary import InputSummaries
 from onnxq.data.samples import open_samples
 from onnxq.data.validation import input_specs
@@ -121,6 +121,14 @@ def test_batchnorm_tells_another_convention_and_names_the_right_one(expects: Con
     found = warnings(build(expects, folded=False), as_convention(pictures(), given))
     assert [code for code, _ in found] == ["wrong-normalization"]
     assert expects.words in found[0][1] or expects.recipe in found[0][1]
+
+
+def test_values_that_overflow_fit_no_batchnorm() -> None:
+    """A model in float16 overflows while other conventions are tried: that must not pass for a good fit."""
+    model = build(UNIT, folded=False)
+    samples = [{"x": np.full((1, 3, SIZE, SIZE), 3e38, np.float32)}]
+    nodes = [node for node in model.graph.walk() if node.op_type == "BatchNormalization"]
+    assert batchnorm_misfit(LayerInputs(model), samples, nodes) == np.inf
 
 
 def test_batchnorm_tells_a_normalization_that_was_applied_twice() -> None:

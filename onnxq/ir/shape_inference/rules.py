@@ -244,7 +244,8 @@ def _arg(shapes: KnownShapes, node: Node, output: Value, given: InputShapes) -> 
 
 
 def _reduced(node: Node, shape: Shape, axes: Sequence[int]) -> Shape:
-    gone, keep = {axis % len(shape) for axis in axes}, node.attribute("keepdims", 1)
+    gone = {axis % len(shape) for axis in axes} if shape else set()  # PyTorch reduces scalars along axis -1
+    keep = node.attribute("keepdims", 1)
     return tuple(ONE if axis in gone else size for axis, size in enumerate(shape) if keep or axis not in gone)
 
 
