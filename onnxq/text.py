@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from os import PathLike
 from typing import TypeVar
@@ -158,6 +159,12 @@ def did_you_mean(word: str, candidates: Iterable[str], *, most: int = 1, cutoff:
     near = difflib.get_close_matches(word, list(candidates), n=most, cutoff=cutoff)
     names = " or ".join(f"'{name}'" for name in near)
     return f"Did you mean {names}?" if near else ""
+
+
+def shell_path(path: str | PathLike[str]) -> str:
+    """Spell a path for a shell, so that a command with it can be pasted; one that begins with a dash is no option."""
+    text = str(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 def shell_hint(path: str) -> str:

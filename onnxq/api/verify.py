@@ -34,7 +34,7 @@ from onnxq.report.result_warnings import USELESS, result_warnings
 from onnxq.runtime.session import ModelSource
 from onnxq.stages.files import is_own_output, open_data
 from onnxq.targets.target import load_target
-from onnxq.text import join_words
+from onnxq.text import join_words, shell_path
 from onnxq.verification.calibrated_ranges import calibration_warnings
 from onnxq.verification.compare import check_loaded, check_wellformed, compare
 from onnxq.verification.decoding import measure_decoding
@@ -437,7 +437,8 @@ def _swapped_models(model: Model, baseline: Model) -> tuple[WarningLine, ...]:
     if not found or made[0] or quantized_already(model) or _stored(model):
         return ()
     message = f"{model.name} is not quantized, and {baseline.name} is ({found}): the quantized model goes first"
-    return (WarningLine("swapped-models", message, f"Write `onnxq verify {baseline.name} --against {model.name}`."),)
+    first, second = shell_path(baseline.path or baseline.name), shell_path(model.path or model.name)
+    return (WarningLine("swapped-models", message, f"Write `onnxq verify {first} --against {second}`."),)
 
 
 def _stored(model: Model) -> bool:

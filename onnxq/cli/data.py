@@ -113,9 +113,9 @@ def as_dict(samples: Samples, seen: Examination) -> dict[str, Any]:
 def tables(samples: Samples, seen: Examination) -> list[RenderableType]:
     """Return the screen: samples, inputs, channels, preprocessing and labels."""
     from onnxq.cli.tables import columns, input_table
-    from onnxq.text import counted, truncate
+    from onnxq.text import counted, printable, truncate
 
-    shown: list[RenderableType] = [f"{samples.description}, {counted(seen.samples, 'row')} in all", ""]
+    shown: list[RenderableType] = [printable(f"{samples.description}, {counted(seen.samples, 'row')} in all"), ""]
     shown.append(input_table(seen.inputs))
     channels = [row for one in seen.inputs for row in _channels(one)]
     if channels:
@@ -125,9 +125,9 @@ def tables(samples: Samples, seen: Examination) -> list[RenderableType]:
         shown += ["", columns(("input", "preprocessing", "said by"), rows)]
     labels, problem = samples.label_names()
     if labels:
-        shown += ["", f"  labels: {', '.join(truncate(labels, MOST_LABELS))}"]
+        shown += ["", f"  labels: {printable(', '.join(truncate(labels, MOST_LABELS)))}"]
     if problem:
-        shown += ["", f"  no labels: {problem}"]
+        shown += ["", f"  no labels: {printable(problem)}"]
     return shown
 
 

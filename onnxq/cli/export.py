@@ -62,6 +62,7 @@ def export(
     from onnxq.publish.export import export as export_files
     from onnxq.publish.model_card import table
     from onnxq.report import SCHEMA, to_json
+    from onnxq.text import printable
 
     use_custom_ops(custom_ops)
     with TerminalObserver(str(output)) as observer:
@@ -85,7 +86,7 @@ def export(
     from onnxq.cli.tables import columns
 
     head, rows = table(result.files)
-    show(f"{model} → {result.folder}", "", columns(head, rows, right=(2, 3)))
+    show(printable(f"{model} → {result.folder}"), "", columns(head, rows, right=(2, 3)))
     for name, reason in result.skipped:
         note(f"{name} is not written: {reason}")
     note(f"{result.card}: the table for the model card")

@@ -84,13 +84,13 @@ def _show(project: NewProject, path: Path) -> None:
 
     from onnxq.cli.tables import columns
     from onnxq.cli.terminal import note, show
-    from onnxq.text import counted, printable
+    from onnxq.text import counted, printable, shell_path
 
     rows = [
         (printable(one.model), printable(", ".join(one.data)) or "none found", printable(", ".join(one.verify_data)))
         for one in project.models
     ]
     show(columns(("model", "calibrates with", "verifies on"), rows))
-    place = "" if path.parent == Path() else f"cd {path.parent} && "
+    place = "" if path.parent == Path() else f"cd {shell_path(path.parent)} && "
     show("", Text("next:", style="dim"), Text(f"  {place}onnxq quantize", style="dim"))
     note(f"wrote {path}: {counted(len(project.models), 'model')}")

@@ -103,7 +103,6 @@ def _answer(
     model: Path, asked: tuple[str, str], recipe: str | Recipe, left_out: list[str], output_format: Format
 ) -> None:
     """Print why a pass did not change a node."""
-    import json
     import sys
     from dataclasses import asdict
 
@@ -112,12 +111,13 @@ def _answer(
     from onnxq.cli.terminal import show
     from onnxq.errors import RecipeError
     from onnxq.explanation.why_not import why_not
+    from onnxq.report import SCHEMA, to_json
 
     if left_out:
         raise RecipeError(f"--why-not makes no plan, and {left_out[0]} is for one", f"Leave out {left_out[0]}.")
     answer = why_not(model, *asked, recipe)
     if output_format is Format.JSON:
-        sys.stdout.write(json.dumps({"schema": 1, **asdict(answer)}, indent=2) + "\n")
+        sys.stdout.write(to_json({"schema": SCHEMA, **asdict(answer)}))
         return
     verdict = "it changes the node" if answer.applies else f"it does not change the node: {answer.reason}"
     show(Text(f"{answer.name} ({answer.phase}): {answer.summary}"))

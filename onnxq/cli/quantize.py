@@ -27,6 +27,7 @@ from onnxq.cli.options import (
     use_runtime,
 )
 from onnxq.pipeline.options import QuantizeOptions
+from onnxq.text import shell_path
 
 Model = Annotated[
     Path | None,
@@ -125,7 +126,7 @@ def command_line(context: typer.Context) -> str:
         value = context.params[one.name]
         values = value if isinstance(value, list | tuple) else [value]
         if one.param_type_name == "argument":
-            words += map(_spelled, values)
+            words += [f"./{word}" if word.startswith("-") else word for word in map(_spelled, values)]
         elif getattr(one, "is_flag", False):
             words += [max(one.opts, key=len)] if value else [max(one.secondary_opts, key=len)]
         else:
@@ -155,12 +156,7 @@ def _verify_command(result: Report, options: QuantizeOptions) -> str:
     if result.output is None:
         return ""
     more = "".join(f" {option} {shlex.quote(value)}" for option, value in _repeated(options))
-    return f"onnxq verify {_typed_path(result.output)} --against {_typed_path(result.source)}{more}"
-
-
-def _typed_path(path: Path) -> str:
-    """Spell a path for a shell; one that begins with a dash would be an option."""
-    return shlex.quote(f"./{path}" if str(path).startswith("-") else str(path))
+    return f"onnxq verify {shell_path(result.output)} --against {shell_path(result.source)}{more}"
 
 
 def _show_next(command: str) -> None:

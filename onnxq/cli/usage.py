@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import difflib
 import re
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from onnxq.text import join_words
+from onnxq.text import join_words, shell_path
 
 # Names in other tools: for commands a sentence, for options the option here
 COMMANDS = {
@@ -99,7 +98,7 @@ def usage_error(error: Any, arguments: Sequence[str]) -> tuple[str, str]:
         name = next((word for word in arguments if not word.startswith("-")), "")
         return f"no such command '{name}'", f"{_commands(name, context)} {see}".lstrip()
     if message.startswith("got unexpected extra argument"):
-        extra = list(getattr(context, "args", None) or _extra(message))
+        extra = list(getattr(context, "args", None) or _extra(message, arguments))
         odd = next((word for word in (*extra, *arguments) if _meant_long(word, command)), None)
         if odd is not None:
             return f"'{odd}' is no option", f"Write {_meant_long(odd, command)}. {see}"
@@ -167,7 +166,7 @@ def _meant_long(word: str, command: Any) -> str:
 def _commands(name: str, context: Any) -> str:
     """Say which command was meant perhaps."""
     if name.endswith((".onnx", ".pb", ".pt", ".tflite")) or (name and Path(name).is_file()):
-        return f"Write `onnxq quantize {name}`."
+        return f"Write `onnxq quantize {shell_path(name)}`."
     known = sorted(getattr(getattr(context, "command", None), "commands", ()))
     meant = COMMANDS.get(name, "") if name not in known else ""
     if meant in known:
@@ -180,8 +179,15 @@ def _commands(name: str, context: Any) -> str:
     return f"Did you mean '{near[0]}'?" if near else f"Commands are {join_words(known)}."
 
 
-def _extra(message: str) -> list[str]:
-    return message.partition("(")[2].rpartition(")")[0].partition("(")[2].split() or message.split()[-1:]
+def _extra(message: str, arguments: Sequence[str]) -> list[str]:
+    """Return the arguments that a message joins with blanks; those in a row as they were given, blanks in them too."""
+    left = message.partition("(")[2].rpartition(")")[0].partition("(")[2]
+    found = []
+    for word in arguments:
+        if word and f"{left} ".startswith(f"{word} "):
+            found.append(word)
+            left = left[len(word) + 1 :]
+    return found if found and not left else message.partition("(")[2].rpartition(")")[0].partition("(")[2].split()
 
 
 def _short(names: Sequence[str]) -> str:
@@ -197,7 +203,7 @@ def _pair(extra: Sequence[str], context: Any, command: Any) -> str:
         return ""
     model, data = sorted(words, key=lambda word: Path(word).suffix != ".onnx")
     fits = Path(model).suffix == ".onnx" and Path(data).suffix in (".npz", ".npy")
-    return f"Write `onnxq {command.name} {shlex.quote(model)} -d {shlex.quote(data)}`." if fits else ""
+    return f"Write `onnxq {command.name} {shell_path(model)} -d {shell_path(data)}`." if fits else ""
 
 
 def _many(extra: Sequence[str], command: Any) -> str:
@@ -212,7 +218,7 @@ def _many(extra: Sequence[str], command: Any) -> str:
             return "One model at a time: name the output with --output, or list several models in onnxq.toml."
         return "One model at a time."
     if len(extra) == 1 and "--data" in known and Path(extra[0]).exists():
-        return f"If that is data, write `--data {extra[0]}`."
+        return f"If that is data, write `--data {shell_path(extra[0])}`."
     return ""
 
 

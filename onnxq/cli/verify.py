@@ -27,6 +27,7 @@ from onnxq.cli.options import (
     use_custom_ops,
 )
 from onnxq.data.reading import PLAIN, Reading
+from onnxq.text import printable, shell_path
 
 if TYPE_CHECKING:
     from onnxq.api.verify import Verification
@@ -172,10 +173,13 @@ def single(context: typer.Context, models: list[Path]) -> Path:
     data = [model for model in models if model.suffix in (".npz", ".npy")]
     if data and len(models) == 2:
         other = next((model for model in models if model not in data), "MODEL")
-        raise ProjectError(f"{data[0]} is no model", f"Write `onnxq verify {other} -d {data[0]}`.")
+        raise ProjectError(
+            f"{data[0]} is no model", f"Write `onnxq verify {shell_path(other)} -d {shell_path(data[0])}`."
+        )
     if len(models) > 1:
         first, last = sorted(models[:2], key=lambda model: not QUANTIZED.search(model.name))
-        pair = f"Write `onnxq verify {first} --against {last}` to compare two; " if len(models) == 2 else ""
+        two = f"Write `onnxq verify {shell_path(first)} --against {shell_path(last)}` to compare two; "
+        pair = two if len(models) == 2 else ""
         more = "--project verifies those of the project."
         raise ProjectError(f"{len(models)} models are given", f"{pair}{more}" if pair else f"Give one; {more}")
     return models[0]
@@ -208,7 +212,7 @@ def _write_alone(model: Path, found: Verification, output_format: Format) -> Non
         sys.stdout.write(to_json({"schema": SCHEMA, **result, **found.runtime.as_dict()}))
         return
     show(
-        f"{model} is well formed, loads in onnxruntime and runs: {found.data}",
+        printable(f"{model} is well formed, loads in onnxruntime and runs: {found.data}"),
         "",
         input_table(found.inputs),
         "",

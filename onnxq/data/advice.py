@@ -13,7 +13,7 @@ from onnxq.data.text.roles import takes_text
 from onnxq.data.unread.formats import pictures_without_ending, unread_format
 from onnxq.data.validation import InputSpec
 from onnxq.errors import DataError
-from onnxq.text import counted, did_you_mean, join_words, shell_hint
+from onnxq.text import counted, did_you_mean, join_words, shell_hint, shell_path
 
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 SOUNDS = (".wav", ".flac", ".mp3", ".ogg")
@@ -117,17 +117,18 @@ def missing_data(source: str) -> DataError:
     near = did_you_mean(path.name, _beside(path), cutoff=0.75)
     code = Path(source.rstrip(":") + ".py")
     whole, _, name = source.rpartition(".")
-    if "," in source and all(Path(part.strip()).exists() for part in source.split(",")):
-        hint = f"Repeat --data for every file: {' '.join(f'-d {part.strip()}' for part in source.split(','))}."
+    parts = [part.strip() for part in source.split(",")]
+    if len(parts) > 1 and all(_exists(Path(part)) for part in parts):
+        hint = f"Repeat --data for every file: {' '.join(f'-d {shell_path(part)}' for part in parts)}."
     elif any(sign in source for sign in "*?["):
         return _pattern(path)
     elif in_shell := shell_hint(source):
         hint = in_shell
     elif "\\" in source:  # it is a name here, and the folders of a path on Windows
         hint = f"Write / between folders: {source.replace(chr(92), '/')}."
-    elif code.is_file():
+    elif _exists(code):
         hint = f"Write {code.stem}:FUNCTION for a function of {code}."
-    elif whole and name.isidentifier() and Path(f"{whole}.py").is_file():
+    elif whole and name.isidentifier() and _exists(Path(f"{whole}.py")):
         hint = f"Write {whole}:{name} for a function of {whole}.py."
     else:
         hint = near or "Give an .npz file, a folder, or package.module:function."
@@ -144,6 +145,14 @@ def _pattern(path: Path) -> DataError:
         said = f"data are named without patterns, and {path} matches {counted(matches, 'file')}"
         return DataError(said, f"Give the folder {path.parent}, or name each file.")
     return DataError(f"no file matches {path}", "Give the folder that the files are in, or name each file.")
+
+
+def _exists(path: Path) -> bool:
+    """Whether something has this name, which may be longer than file systems allow."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _beside(path: Path) -> list[str]:

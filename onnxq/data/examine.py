@@ -182,7 +182,7 @@ class _Seen:
     def odd(self) -> Iterator[WarningLine]:
         """Yield which sample has values far beyond those of all others."""
         for name, peaks in self.peaks.items():
-            if self.count >= FEW and peaks[0][0] > FAR_BEYOND * peaks[1][0] > 0:
+            if self.count >= FEW and len(peaks) > 1 and peaks[0][0] > FAR_BEYOND * peaks[1][0] > 0:
                 (most, row), (second, _) = peaks
                 message = f"row {row} of '{name}' reaches {short(most)}, and no other more than {short(second)}"
                 yield WarningLine("odd-sample", message, "Look at it: one wrong sample spoils the ranges of all.")

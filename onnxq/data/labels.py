@@ -40,6 +40,15 @@ def first_labels(sources: Sequence[Source], inputs: Sequence[InputSpec]) -> Labe
     return {}
 
 
+def label_names(sources: Sequence[Source], inputs: Sequence[InputSpec]) -> tuple[str, ...]:
+    """Return the names of labels; of sources that give them with samples, only the first sample is read."""
+    found: set[str] = set()
+    for source in sources:
+        for labels in _of_source(source, inputs, 1 if source.read_labels is None else None):
+            found.update(labels)
+    return tuple(sorted(found))
+
+
 def _of_source(source: Source, inputs: Sequence[InputSpec], most: int | None) -> Iterator[Mapping[str, np.ndarray]]:
     if source.read_labels is None:
         for raw in islice(source.read(), most):

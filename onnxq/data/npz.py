@@ -36,7 +36,7 @@ from onnxq.warning import WarningLine
 
 SAVE_AGAIN = "Save it again with numpy.savez or numpy.save, or copy it again."
 MOST_KEPT = 32 << 20  # bytes of all compressed arrays that are kept from their first pass on
-UNREADABLE = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError)
+UNREADABLE = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, RuntimeError)  # an archive with a password
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,10 @@ def read_folder(folder: Path, inputs: Sequence[InputSpec]) -> list[Source]:
         return [read_test_data(folder, inputs)]
     sets = [f for f in found if f.name.startswith("test_data_set_") and (f / "input_0.pb").is_file()]
     if sets:
-        return [read_test_data(f, inputs) for f in sets]
+        sources = [read_test_data(f, inputs) for f in sets]
+        return _with_left_out(
+            sources, folder, [f for f in found if f.suffix.lower() in ARRAYS], "the test data sets are"
+        )
     arrays = [f for f in found if f.suffix.lower() == ".npy"]
     sources = [read_npz(f, inputs) for f in found if f.suffix.lower() == ".npz"]
     if arrays and len(inputs) == 1:
@@ -49,10 +52,15 @@ def read_folder(folder: Path, inputs: Sequence[InputSpec]) -> list[Source]:
     if not sources:
         raise empty_folder(folder, found, inputs)
     left = [f for f in found if f.suffix.lower() not in ARRAYS]
-    if left:
-        said = f"{folder}: only .npz and .npy files are read there, not {kinds_of(left)}"
-        sources[0] = replace(sources[0], notes=(*sources[0].notes, said))
-    return sources
+    return _with_left_out(sources, folder, left, ".npz and .npy files are")
+
+
+def _with_left_out(sources: list[Source], folder: Path, left: Sequence[Path], read: str) -> list[Source]:
+    """Note at the first source what else is in a folder."""
+    if not left:
+        return sources
+    said = f"{folder}: only {read} read there, not {kinds_of(left)}"
+    return [replace(sources[0], notes=(*sources[0].notes, said)), *sources[1:]]
 
 
 def holds_arrays(folder: Path) -> bool:

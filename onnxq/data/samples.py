@@ -7,6 +7,7 @@ are cut into samples are described in `onnxq.data.npz`.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -23,7 +24,7 @@ from onnxq.data.advice import (
     refuse_single_array,
     refuse_values,
 )
-from onnxq.data.labels import Labels, first_labels, read_labels
+from onnxq.data.labels import Labels, first_labels, label_names, read_labels
 from onnxq.data.npz import Source, cut_arrays, read_npy, read_npz
 from onnxq.data.opening import open_folder, open_other
 from onnxq.data.readers import read_iterable
@@ -93,9 +94,21 @@ class Samples(Iterable[Sample]):
         """
         if n < 1:
             raise DataError(f"{n} samples are asked for", "Ask for at least 1.")
-        limited = Samples(self._sources, self.inputs, self._origin, n if self._most is None else min(n, self._most))
-        limited.made_up = self.made_up
+        if self._places is not None:
+            return self._at(sorted(self._places)[:n], None if self.numbers is None else self.numbers[:n])
+        stop = self._first + n
+        limited = Samples(
+            self._sources, self.inputs, self._origin, stop if self._most is None else min(stop, self._most)
+        )
+        limited._first, limited.made_up = self._first, self.made_up
+        limited.numbers = None if self.numbers is None else self.numbers[:n]
         return limited
+
+    def _at(self, places: Iterable[int], numbers: Sequence[int] | None) -> Samples:
+        """Return the samples at some places in the data, which messages number so."""
+        some = Samples(self._sources, self.inputs, self._origin, self._most)
+        some._places, some.numbers, some.made_up = frozenset(places), numbers, self.made_up
+        return some
 
     def between(self, start: int, stop: int) -> Samples:
         """Return the samples from one place in the data up to another, which is not among them."""
@@ -116,9 +129,7 @@ class Samples(Iterable[Sample]):
         made = []
         for at in range(n):
             taken = slice(at * count // n, (at + 1) * count // n)
-            part = Samples(self._sources, self.inputs, self._origin, self._most)
-            part._places, part.numbers, part.made_up = frozenset(places[taken]), numbers[taken], self.made_up
-            made.append(part)
+            made.append(self._at(places[taken], numbers[taken]))
         return made
 
     def spread(self, n: int) -> Samples:
@@ -133,11 +144,9 @@ class Samples(Iterable[Sample]):
         count = self.count
         if n < 1 or count is None or count <= n:
             return self.limit(n)
-        some = Samples(self._sources, self.inputs, self._origin, self._most)
-        some.made_up = self.made_up
-        some._places = frozenset(self._first + index * count // n for index in range(n))
-        some.numbers = sorted(some._places)
-        return some
+        own = range(self._first, self._first + count) if self._places is None else sorted(self._places)
+        places = [own[index * count // n] for index in range(n)]
+        return self._at(places, places)
 
     @property
     def count(self) -> int | None:
@@ -209,8 +218,9 @@ class Samples(Iterable[Sample]):
 
     def __iter__(self) -> Iterator[Sample]:
         seen, last = 0, self._most if self._places is None else max(self._places) + 1
+        ordered = None if self._places is None else sorted(self._places)
         for source in self._sources:
-            if source.count is not None and not self._has_any(seen, seen + source.count):
+            if source.count is not None and not self._has_any(ordered, seen, seen + source.count):
                 seen += source.count
                 continue
             for index, raw in enumerate(source.read()):
@@ -218,7 +228,7 @@ class Samples(Iterable[Sample]):
                     return self._passed(seen)
                 if seen == MANY and source.count is None and last is None and self._seen is None:
                     mention(f"{self._origin} gave {MANY:,} samples and goes on: --samples N reads the first N")
-                if not self._has_any(seen, seen + 1):
+                if not self._has_any(ordered, seen, seen + 1):
                     seen += 1
                     continue
                 where = source.label if source.count == 1 else f"{source.label}, sample {index}"
@@ -226,17 +236,18 @@ class Samples(Iterable[Sample]):
                 sample = conform(raw, self.inputs, where)
                 for name, array in sample.items():
                     dtype = np.asarray(raw[name]).dtype
+                    dtype = dtype.newbyteorder("=")  # the order of bytes is no other type
                     if dtype != array.dtype and not array.dtype.hasobject:  # words are objects, whatever they were
                         self.converted[name] = dtype
                 yield sample
                 seen += 1
         return self._passed(seen)
 
-    def _has_any(self, start: int, stop: int) -> bool:
-        """Tell whether samples in use stand between two places in the data."""
-        if self._places is None:
+    def _has_any(self, ordered: Sequence[int] | None, start: int, stop: int) -> bool:
+        """Tell whether samples in use stand between two places in the data; `ordered` has those of the samples."""
+        if ordered is None:
             return stop > self._first
-        return any(start <= place < stop for place in self._places)
+        return bisect_left(ordered, start) < bisect_left(ordered, stop)
 
     def _passed(self, seen: int) -> None:
         """Refuse data that end elsewhere than before: what was chosen by their places would be chosen by others."""
@@ -267,7 +278,7 @@ class Samples(Iterable[Sample]):
     def label_names(self) -> tuple[tuple[str, ...], str]:
         """Return the names of the labels, and why there are none where the data have classes that do not fit."""
         try:
-            return tuple(sorted(self.labels())), ""
+            return label_names(self._sources, self.inputs), ""
         except DataError as error:
             return (), f"{error.message}. {error.hint}"
 

@@ -39,6 +39,8 @@ def import_named(source: str) -> Any:
     finally:
         if here in sys.path:
             sys.path.remove(here)
+        if here not in sys.path:  # a function may import its neighbours once it is called; at the end it hides none
+            sys.path.append(here)
     for part in attribute.split("."):
         if not hasattr(found, part):
             where = getattr(found, "__file__", None) or module_name

@@ -53,6 +53,9 @@ def test_another_folder(cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert code == 0
     assert out.endswith("next:\n  cd sub && onnxq quantize\n")
     assert err == "onnxq.toml is a project file, too: below sub, the new one counts\nwrote sub/onnxq.toml: 1 model\n"
+    Path("sub").rename("my sub")
+    Path("my sub/onnxq.toml").unlink()
+    assert cli("init", "my sub").out.endswith("next:\n  cd 'my sub' && onnxq quantize\n")
     code, out, err = cli("init", "gone")
     assert (code, out, err) == (2, "", "error: gone is no folder\nhint: Give the folder that holds the models.\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -439,6 +440,40 @@ def test_a_name_that_begins_with_a_dash_can_be_pasted(cli, here: Path) -> None:
     result = cli("quantize", "-d", "d.npz", "--fast", "--", "-m.onnx")
     assert result.code == 0
     assert "onnxq verify ./-m.int8.onnx --against ./-m.onnx -d d.npz" in result.out
+    assert cli("quantize", "-d", "d.npz", "--fast", "--report", "r.json", "-f", "--", "-m.onnx").code == 0
+    assert "onnxq quantize ./-m.onnx " in json.loads(Path("r.json").read_text())["command"]
+
+
+def test_names_with_blanks_can_be_pasted(cli, here: Path) -> None:
+    Path("m.onnx").rename("my m.onnx")
+    Path("d.npz").rename("my d.npz")
+    for typed_in, meant in (
+        (("quantize", "my m.onnx", "my d.npz"), "onnxq quantize 'my m.onnx' -d 'my d.npz'"),
+        (("my m.onnx",), "onnxq quantize 'my m.onnx'"),
+        (("verify", "my m.onnx", "my d.npz"), "onnxq verify 'my m.onnx' -d 'my d.npz'"),
+        (("verify", "my m.onnx", "my q8.onnx"), "onnxq verify 'my q8.onnx' --against 'my m.onnx'"),
+    ):
+        result = cli(*typed_in)
+        assert result.code == 2
+        assert f"Write `{meant}`" in result.err
+    assert "there is no place for 'my d.npz'\n" in cli("quantize", "my m.onnx", "my d.npz").err
+    Path("sub").mkdir()
+    Path("my m.onnx").rename("sub/m.onnx")
+    made = cli("quantize", "sub/m.onnx", "-r", "dynamic-int8", "-o", "q.onnx", "--report", "r.json")
+    assert made.code == 0
+    swapped = cli("verify", "sub/m.onnx", "--against", "q.onnx", "-d", "my d.npz").err
+    assert "Write `onnxq verify q.onnx --against sub/m.onnx`." in swapped
+
+
+def test_names_that_steer_a_terminal_are_written_as_escapes(cli, here: Path) -> None:
+    model, data = "a\n\x1b[31mm.onnx", "a\n\x1b[31md.npz"
+    Path("m.onnx").rename(model)
+    Path("d.npz").rename(data)
+    for command in (("verify", model), ("data", model, "-d", data)):
+        result = cli(*command)
+        assert result.code == 0
+        assert "\x1b" not in result.out
+        assert "a \\x1b[31m" in result.out.splitlines()[0]
 
 
 def test_a_glob_that_matches_nothing_is_a_warning(cli, here: Path) -> None:

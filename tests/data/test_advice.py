@@ -31,6 +31,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("blank.npz").touch()
     np.save("x.npy", np.zeros((2, 4)))
     Path("photos").mkdir()
+    Path("my photos").mkdir()
     Path("notes").mkdir()
     Path("talks").mkdir()
     Path("talks/a.wav").touch()
@@ -80,6 +81,8 @@ def refused(source: str, inputs: Sequence[InputSpec] = ONE) -> tuple[str, str]:
         ("mydata:", "mydata: does not exist", "Write mydata:FUNCTION"),
         ("mydata.photos", "mydata.photos does not exist", "Write mydata:photos for a function of mydata.py."),
         ("x.npy,s.txt", "x.npy,s.txt does not exist", "for every file: -d x.npy -d s.txt."),
+        ("x.npy,my photos", "my photos does not exist", "for every file: -d x.npy -d 'my photos'."),
+        ("a" * 254, "a does not exist", "Give an .npz file"),
         ("*.npz", "data are named without patterns, and *.npz matches 1 file", "Give the folder ., or name each"),
         ("*.jpeg", "no file matches *.jpeg", "Give the folder that the files are in"),
         ("~/d.npz", "~/d.npz does not exist", "write $HOME"),

@@ -78,6 +78,12 @@ def test_transformers(tmp_path: Path) -> None:
     mobilevit = read(tmp_path, MOBILEVIT)
     assert mobilevit == {"resize": 288, "size": (256, 256), "channels": "bgr", "scale": 255.0}
     assert read(tmp_path, DETR)["resize"] == "letterbox"
+    old = {**VIT, "size": 224}  # as files were written before sizes had names
+    assert read(tmp_path, old) == vit
+    assert read(tmp_path, {**old, "do_center_crop": True, "crop_size": 192})["resize"] == 224
+    assert read(tmp_path, {**old, "size": 800, "max_size": 1333})["resize"] == 800
+    large = read(tmp_path, {**CONVNEXT, "size": {"shortest_edge": 384}})
+    assert (large["resize"], large["size"]) == ("squash", (384, 384))
 
 
 def test_timm(tmp_path: Path) -> None:
@@ -117,6 +123,9 @@ def test_openvino(tmp_path: Path) -> None:
     tags = "".join(f'<{key.split()[1]} value="{value}"/>' for key, value in info.items())
     xml = f"<net><rt_info><model_info>{tags}</model_info></rt_info></net>"
     assert read(tmp_path, xml, "model.xml") == found
+    odd = {"mean_values": "None", "scale_values": "[1, 0, 1]", "pad_value": "grey", "resize_type": "fit_to_window"}
+    told = of_metadata({f"model_info {key}": value for key, value in odd.items()})
+    assert told == {"resize": "letterbox", "align": "topleft", "pad": (0,)}
 
 
 def test_the_standard_of_onnx() -> None:

@@ -205,6 +205,7 @@ BROKEN: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "a GIF by another name": ("a.jpg", lambda: _bytes("GIF"), "it begins like a GIF"),
     "a TIFF by another name": ("a.png", lambda: _bytes("TIFF"), "it begins like a TIFF"),
     "HEIC by another name": ("a.jpg", lambda: b"\0\0\0\x18ftypheic" + bytes(64), "it begins like HEIC"),
+    "a large one": ("a.jpg", lambda: b"\0\0\0\x18ftypheic" + bytes(3 << 20), "it begins like HEIC"),
     "an LFS pointer": (
         "a.jpg",
         lambda: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",

@@ -141,6 +141,15 @@ def test_the_size_of_the_model_goes_before_that_of_a_config(tmp_path: Path) -> N
     assert next(iter(own))["x"].shape == (1, 3, 48, 64)
 
 
+def test_a_size_that_is_asked_for_keeps_the_share_that_a_config_cuts_off(tmp_path: Path) -> None:
+    table = {"do_resize": True, "do_center_crop": True, "size": {"shortest_edge": 256}, "crop_size": 224}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(table))
+    free = InputSpec("x", TensorProto.FLOAT, (1, 3, "h", "w"))
+    facts, asked = ModelFacts(tmp_path / "a.onnx"), Reading(("size=384",))
+    told = opened(photos(tmp_path / "p", 1), free, reading=asked, facts=facts).preparations[0]
+    assert (told.settings["size"], told.settings["resize"]) == ([384, 384], 438)
+
+
 def test_what_was_assumed_is_told(tmp_path: Path) -> None:
     told = opened(photos(tmp_path, 1), reading=Reading()).preparations[0]
     assert told.assumed == "nothing says how pictures are normalised for 'x': 0 … 1 is assumed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import zipfile
+from bisect import bisect_left
 from io import BytesIO
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto
 
 from onnxq.data import npz
-from onnxq.data.samples import InputSpec, few_samples, list_sources, open_samples, spread_samples, wrap_samples
+from onnxq.data.samples import InputSpec, Samples, few_samples, list_sources, open_samples, spread_samples, wrap_samples
 from onnxq.errors import DataError
 from onnxq.progress import Progress, following
 
@@ -207,9 +208,12 @@ def test_a_function_of_a_module_in_the_current_folder(tmp_path, monkeypatch):
         "number = 3\n"
         "def leaves():\n    raise SystemExit(0)\n"
         "def leaves_later():\n    yield from two\n    raise SystemExit(0)\n"
+        "def late():\n    from beside_calibration import count\n    return two * count\n"
     )
+    (tmp_path / "beside_calibration.py").write_text("count = 4\n")
     monkeypatch.chdir(tmp_path)
     path = list(sys.path)
+    monkeypatch.setattr(sys, "path", list(path))
     samples = open_samples(["my_calibration:three"], [IDS])
     assert shapes(samples) == shapes(samples) == [(1, 1), (1, 2), (1, 3)]
     assert samples.count is None
@@ -218,7 +222,8 @@ def test_a_function_of_a_module_in_the_current_folder(tmp_path, monkeypatch):
     assert samples.describe(3) == "3 samples from my_calibration:three"
     assert samples.limit(2).describe(1) == "1 sample from my_calibration:three"
     assert open_samples(["my_calibration:two"], [IDS]).count == 2
-    assert sys.path == path
+    assert len(list(open_samples(["my_calibration:late"], [IDS]))) == 8  # it imports when it is called
+    assert sys.path == [*path, str(tmp_path)]  # behind all others: nothing there hides a package
     for source, words in {
         "my_calibration:once": "can be read only once",
         "my_calibration:broken": "failed: KeyError: 'no image'",
@@ -571,3 +576,61 @@ def test_an_array_with_fields_is_named(tmp_path):
     with pytest.raises(DataError, match="has fields: low, high") as error:
         list(open_samples([str(tmp_path / "a.npz")], inputs))
     assert "array['FIELD']" in error.value.hint
+
+
+def test_parts_of_parts_keep_their_places():
+    samples = wrap_samples([{"image": np.full((1, 2, 3), n, np.float32)} for n in range(40)], [IMAGE])
+    some = samples.spread(10)
+    for part, places in (
+        (some.limit(3), [0, 4, 8]),
+        (some.spread(5), [0, 8, 16, 24, 32]),
+        (samples.between(10, 20).limit(3), [10, 11, 12]),
+        (samples.between(10, 20).spread(2), [10, 15]),
+    ):
+        assert [int(sample["image"].flat[0]) for sample in part] == places == list(part.numbers or [])
+        assert part.count == len(places)
+
+
+def test_many_places_among_very_many_samples_are_found_at_once(monkeypatch):
+    looked = []
+    monkeypatch.setattr("onnxq.data.samples.bisect_left", lambda *given: looked.append(1) or bisect_left(*given))
+    source = npz.Source("many", lambda: ({"x": np.zeros(1, np.float32)} for _ in range(2000)), 2000)
+    part = Samples([source], [InputSpec("x", TensorProto.FLOAT, (1,))], "many").spread(1000)
+    assert sum(1 for _ in part) == 1000
+    assert len(looked) < 5000  # not for each sample as often as there are places
+
+
+def test_another_order_of_bytes_is_no_conversion(tmp_path):
+    samples = open_samples(save(tmp_path / "a.npz", image=numbers(3, 2, 3).astype(">f4")), [IMAGE])
+    assert len(list(samples)) == 3
+    assert samples.converted == {}
+
+
+def test_an_archive_with_a_password_is_named(tmp_path):
+    path = save(tmp_path / "a.npz", image=numbers(3, 2, 3))
+    raw = bytearray(path.read_bytes())
+    raw[raw.find(b"PK\3\4") + 6] |= 1
+    raw[raw.find(b"PK\1\2") + 8] |= 1
+    path.write_bytes(raw)
+    assert "is encrypted" in refusal(path).message
+
+
+def test_arrays_beside_test_data_sets_are_named(tmp_path):
+    (tmp_path / "test_data_set_0").mkdir()
+    onnx.save_tensor(onnx.numpy_helper.from_array(numbers(1, 2, 3), "image"), tmp_path / "test_data_set_0/input_0.pb")
+    save(tmp_path / "a.npz", image=numbers(3, 2, 3))
+    samples = open_samples(tmp_path, [IMAGE])
+    assert samples.count == 1
+    assert samples.notes == (f"{tmp_path}: only the test data sets are read there, not 1 .npz file",)
+
+
+def test_names_of_labels_take_one_sample_of_a_function():
+    given = []
+
+    def give():
+        for n in range(9):
+            given.append(n)
+            yield {"image": numbers(1, 2, 3), "_label": n}
+
+    assert wrap_samples(give, [IMAGE]).label_names() == (("_label",), "")
+    assert given == [0]

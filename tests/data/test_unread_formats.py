@@ -58,6 +58,7 @@ def refused(source: str, inputs: list[InputSpec], reading: Reading = PLAIN) -> s
         ("a.img", b"\x89PNG", "a PNG picture with another ending", "Name it .png."),
         ("a.db", b"SQLite format 3\0", "an SQLite database", "sqlite3"),
         ("a.csv", b"file,class\na.jpg,3\n", "a table that names files", "Write a path in each line of a .txt file"),
+        ("a.csv", b'"' + b"1" * 200_000, "a table in text", "numpy.loadtxt('a.csv', 'float32', delimiter=',')"),
     ],
 )
 def test_each_format_is_named(name: str, content: bytes, named: str, way: str) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from onnxq.data.pictures.flat_yaml import read_yaml
-from onnxq.data.pictures.settings import INTERPOLATIONS, PictureSettings
+from onnxq.data.pictures.settings import INTERPOLATIONS, PictureSettings, number
 from onnxq.data.reading import ModelFacts
 from onnxq.errors import DataError
 
@@ -32,6 +32,7 @@ RESIZES = {
     "fit_to_window_letterbox": "letterbox",
     "crop": "shortest",
 }
+LEAST_SQUASHED = 384  # pixels of a side, from which on ConvNeXT's pictures are stretched and not cut
 ULTRALYTICS = "ultralytics"
 PREFIX = "model_info "  # of OpenVINO's keys in the metadata of an ONNX model
 
@@ -123,14 +124,17 @@ def of_transformers(table: Mapping[str, Any], label: str) -> PictureSettings:
     found: PictureSettings = {}
     size, crop = _sides(table.get("size"), label), _sides(table.get("crop_size"), label)
     fraction = table.get("crop_pct")
+    cropped = table.get("do_center_crop") or "max_size" in table or fraction is not None
+    if isinstance(table.get("size"), int) and size is not None and not cropped:  # one number was for both sides then
+        size = {"height": size["shortest_edge"], "width": size["shortest_edge"]}
     if table.get("do_resize", True) and size is not None:
         if "longest_edge" in size or table.get("do_pad"):
             found |= {"resize": "letterbox", "align": "topleft", "pad": (0,)}
         elif "height" in size:
             found |= {"resize": "squash", "size": (size["height"], size["width"])}
-        elif isinstance(fraction, int | float) and 0 < fraction <= 1 and size["shortest_edge"] < 384:
+        elif isinstance(fraction, int | float) and 0 < fraction <= 1:
             edge = size["shortest_edge"]  # as ConvNeXT's processor does it
-            found |= {"resize": int(edge / fraction), "size": (edge, edge)}
+            found |= {"resize": int(edge / fraction) if edge < LEAST_SQUASHED else "squash", "size": (edge, edge)}
         else:
             found["resize"] = size["shortest_edge"]
     elif table.get("do_resize") is False:
@@ -214,9 +218,8 @@ def of_openvino(table: Mapping[str, str]) -> PictureSettings:
     """
     found: PictureSettings = {}
     for key, name in (("mean_values", "mean"), ("scale_values", "std")):
-        numbers = re.findall(r"[-+.\deE]+", table.get(key, ""))
-        values = tuple(float(number) for number in numbers)
-        if values and all(math.isfinite(value) for value in values):
+        values = tuple(number(text) for text in re.split(r"[\s,;\[\]()]+", table.get(key, "")) if text)
+        if values and None not in values and (name == "mean" or min(value or 0 for value in values) > 0):
             found[name] = values
     if found:
         found["scale"] = 1.0
@@ -225,7 +228,7 @@ def of_openvino(table: Mapping[str, str]) -> PictureSettings:
         found["resize"] = resize
     if resize == "letterbox":
         found["align"] = "center" if table["resize_type"].endswith("letterbox") else "topleft"
-        found["pad"] = (int(float(table.get("pad_value") or 0)),)
+        found["pad"] = (int(number(table.get("pad_value") or "0") or 0),)
     if table.get("reverse_input_channels", "").lower() in ("true", "yes", "1"):
         found["channels"] = "rgb"
     return found

@@ -28,6 +28,7 @@ MODES = {"grey": "L", "rgb": "RGB", "bgr": "RGB", "rgba": "RGBA", "bgra": "RGBA"
 WHITE = (255, 255, 255, 255)
 DEEP = ("I;16", "I;16B", "I;16L", "I;16N", "I")  # grey of 16 bit, which Pillow's own conversion would clip
 REPLACE = "Mend the file, or take it out of the data."
+MOST_LOOKED_AT = 64  # bytes of a file that is no picture
 ORIENTATION = 0x0112  # in EXIF data: how a camera was held
 MOST_RATIO = 400  # of the sides: a picture of one row and 100 000 columns is none
 
@@ -220,7 +221,8 @@ def _undecodable(path: Path, error: Exception, module: Any) -> DataError:
     if isinstance(error, PermissionError):
         return DataError(f"{path} cannot be read: {error.strerror}", "Check its permissions.")
     try:
-        start = path.read_bytes()[:64] if path.stat().st_size < 1 << 20 else b""
+        with path.open("rb") as file:
+            start = file.read(MOST_LOOKED_AT)
     except OSError:
         start = b""
     pointer = pointer_error(start[: len(POINTER)], str(path), DataError, "picture")

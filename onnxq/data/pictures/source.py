@@ -91,8 +91,8 @@ def _layout(spec: InputSpec, shared: PictureSettings, own: PictureSettings) -> P
 def _fitting(found: PictureSettings, spec: InputSpec, layout: PictureLayout, asked: PictureSettings) -> PictureSettings:
     """Take from a config what an input can have: the model's own shape and type outweigh a file next to it."""
     kept = dict(found)
-    own = (layout.height, layout.width)
-    shorter = None if layout.height is None or layout.width is None else min(layout.height, layout.width)
+    own = asked.get("size", (layout.height, layout.width))
+    shorter = None if None in own else min(own)
     size = kept.get("size")
     if size is not None and any(side not in (None, given) for side, given in zip(own, size, strict=True)):
         del kept["size"]
@@ -101,7 +101,7 @@ def _fitting(found: PictureSettings, spec: InputSpec, layout: PictureLayout, ask
     resize = kept.get("resize")
     if isinstance(resize, int) and "size" not in kept and shorter is not None and resize < shorter:
         kept["resize"] = "shortest"
-    if isinstance(resize, int) and "size" not in kept and shorter is None and "size" not in asked:
+    if isinstance(resize, int) and "size" not in kept and shorter is None:
         kept["size"] = (resize, resize)
     if spec.numpy_dtype is not None and spec.numpy_dtype.kind == "u":
         for key in ("scale", "mean", "std", "normalize"):

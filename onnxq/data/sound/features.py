@@ -230,7 +230,7 @@ def read_features(given: Mapping[str, Any], rate: int) -> Features | None:
         rate,
         n_fft,
         frame,
-        given.get("hop", n_fft // 2 if stft else max(round(HOP_SECONDS * rate), 1)),
+        given.get("hop", max(n_fft // 2, 1) if stft else max(round(HOP_SECONDS * rate), 1)),
         given.get("window", "povey" if kind == "fbank" else "hann"),
         given.get("n_mels", BANKS),
         given.get("mel", "htk"),

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -264,7 +265,7 @@ def _rate(recordings: Sequence[Recording], asked: int | None, facts: ModelFacts)
         return asked, "", ""
     for name in CONFIGS:
         path = facts.beside(name)
-        if path is not None and (found := _rate_of(_json(path.read_text("utf-8", "replace")))) is not None:
+        if path is not None and (found := _rate_of(_json(path))) is not None:
             return found, name, ""
     found = _rate_of(facts.metadata)
     if found is not None:
@@ -277,10 +278,11 @@ def _rate(recordings: Sequence[Recording], asked: int | None, facts: ModelFacts)
     return rate, "", f"no file says the model's rate: {rate} Hz, that of the recordings, is assumed"
 
 
-def _json(text: str) -> Mapping[str, Any]:
+def _json(path: Path) -> Mapping[str, Any]:
+    """Read a file that may be about something else; one that cannot be read says nothing."""
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = json.loads(path.read_text("utf-8", "replace"))
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

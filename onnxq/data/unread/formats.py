@@ -10,6 +10,7 @@ import json
 import re
 import zipfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -218,9 +219,10 @@ def _table(path: Path, inputs: Sequence[InputSpec], suffix: str) -> UnreadFormat
             lines = [line for line, _ in zip(file, range(2), strict=False)]
     except OSError:
         lines = []
-    first = lines[0] if lines else ""
+    first, rows = lines[0] if lines else "", []
     delimiter = "\t" if suffix == ".tsv" else next((sign for sign in DELIMITERS if sign in first), ",")
-    rows = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=delimiter)]
+    with suppress(csv.Error):  # a quote that nothing closes
+        rows = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=delimiter)]
     cells = [cell.lower() for row in rows[1:] or rows for cell in row]
     if any(cell.endswith((*PICTURE_SUFFIXES, *SOUND_SUFFIXES)) for cell in cells):
         hint = "Write a path in each line of a .txt file; the number of a class may stand behind it."
