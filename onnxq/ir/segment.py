@@ -73,7 +73,7 @@ def cut_segments(model: Model, budget: int, taps: Sequence[Value] = ()) -> list[
     """
     graph, wanted = model.graph, {*model.graph.outputs, *taps}
     alone = _made_of_constants(graph, wanted)
-    apart = set(alone.values())
+    apart = dict.fromkeys(alone.values())
     nodes = [node for node in graph.nodes if node not in apart]
     needs = [_needs(node, alone) for node in nodes]
     last = {value: index for value, index in _last_readers(needs).items() if value not in alone}
@@ -89,7 +89,8 @@ def cut_segments(model: Model, budget: int, taps: Sequence[Value] = ()) -> list[
     segments = []
     for start, end in zip(starts, [*starts[1:], len(nodes)], strict=True):
         read = dict.fromkeys(value for found in needs[start:end] for value in found)
-        segment = Segment([*dict.fromkeys(alone[value] for value in read if value in alone), *nodes[start:end]])
+        making = {alone[value] for value in read if value in alone}
+        segment = Segment([*(node for node in apart if node in making), *nodes[start:end]])
         made = {value: None for node in segment.nodes for value in node.makes}
         segment.constants = [value for value in read if value.tensor is not None]
         segment.inputs = [v for v in read if v.tensor is None and v not in made and (v.producer or v.is_input)]
@@ -99,11 +100,14 @@ def cut_segments(model: Model, budget: int, taps: Sequence[Value] = ()) -> list[
 
 
 def _made_of_constants(graph: Graph, wanted: Set[Value]) -> dict[Value, Node]:
-    """Return values that nodes make of constants alone, with those nodes; none that the caller wants."""
+    """Return values that nodes make of constants alone, with those nodes; none that the caller wants.
+
+    Values that nodes make of those count as well: scales of few bits are a Gather of a Cast.
+    """
     made: dict[Value, Node] = {}
     for node in graph.nodes:
         read = list(reads(node))
-        if read and node.op_type not in RANDOM and all(value.constant is not None for value in read):
+        if read and node.op_type not in RANDOM and all(v.constant is not None or v in made for v in read):
             outputs = node.makes
             if not node.bodies and wanted.isdisjoint(outputs):
                 made |= dict.fromkeys(outputs, node)
@@ -112,9 +116,15 @@ def _made_of_constants(graph: Graph, wanted: Set[Value]) -> dict[Value, Node]:
 
 def _needs(node: Node, alone: Mapping[Value, Node]) -> list[Value]:
     """Return what a node and its bodies read of the main graph, and what the values among that are made of."""
-    read = [value for value in dict.fromkeys(reads(node)) if value.graph is node.graph]
-    sources = [source for value in read if value in alone for source in reads(alone[value])]
-    return list(dict.fromkeys([*read, *sources]))
+    found: dict[Value, None] = {}
+    waiting = [value for value in reads(node) if value.graph is node.graph][::-1]
+    while waiting:
+        value = waiting.pop()
+        if value in found:
+            continue
+        found[value] = None
+        waiting += list(reads(alone[value]))[::-1] if value in alone else []
+    return list(found)
 
 
 def _last_readers(needs: Sequence[Sequence[Value]]) -> dict[Value, int]:

@@ -8,13 +8,13 @@ run takes no longer. Two thirds of a speech enhancer's file were indices below 2
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.ir import Model, Patch, Value, commit
+from onnxq.ir import ArrayTensor, Model, Patch, Value, commit
 
 LEAST = 4096  # bytes that have to be spared, of which a Cast and a name take about a hundred
 TABLE, PROBED = 256, 4096  # elements that a byte tells apart; elements of which the first have more, mostly
@@ -27,17 +27,19 @@ NARROWER: dict[int, tuple[np.dtype[Any], ...]] = {
 }
 
 
-def narrow_constants(model: Model) -> int:
+def narrow_constants(model: Model, keep: Callable[[np.ndarray], np.ndarray] = np.asarray) -> int:
     """Store constants of the main graph in narrower types, behind a Cast.
 
     Args:
-        model: A model; it is changed. Its results stay the same to the bit.
+        model: A model; it is changed. Its results stay the same to the bit. Of a large one, constants that come from
+            its files stay as they are: to read all of them takes long.
+        keep: Puts an array out of memory.
 
     Returns:
         How many constants are stored so.
 
     """
-    patches = [_narrowed(value, *narrow) for value, narrow in _found(model)]
+    patches = [_narrowed(value, keep(narrow), table) for value, (narrow, table) in _found(model)]
     commit(patches)
     return len(patches)
 
@@ -46,11 +48,12 @@ Narrow = tuple[np.ndarray, np.ndarray | None]  # elements, or their places in a 
 
 
 def _found(model: Model) -> Iterator[tuple[Value, Narrow]]:
+    copies = model.residency.copies
     for value in list(model.graph.values.values()):
         tensor = value.constant
         if tensor is None or tensor.dtype not in NARROWER or value.is_input or value.is_output or not value.uses:
             continue
-        if tensor.nbytes <= LEAST:
+        if tensor.nbytes <= LEAST or not (copies or isinstance(tensor, ArrayTensor)):
             continue
         array = tensor.numpy()
         narrow = _exact(array, NARROWER[tensor.dtype], tensor.nbytes - LEAST)

@@ -105,7 +105,7 @@ def _choose_and_rewrite(prepared: Prepared, baseline: Model, request: Request) -
         written = (GENERATED.format(drafted),) if drafted and solutions else ()
         notes = (*report.notes, *written, *said_bits(prepared.plan.choices), STAGED if solutions else SIMPLER)
         weights.begin_notes()
-        model = finalize(rewrite(prepared.model, prepared.plan, qparams, weights), prepared)
+        model = finalize(rewrite(prepared.model, prepared.plan, qparams, weights), prepared, spool.keep)
         return prepared, model, replace(report, notes=(*notes, *weights.notes()), saturation=weights.cures())
 
 
@@ -153,7 +153,7 @@ def _with_bits_by_loss(
     def made(choices: Choices) -> Model:
         spare = copy_prepared(prepared, choices)
         qparams = choose_qparams(spare.plan, measured)
-        return finalize(rewrite(spare.model, spare.plan, qparams, weights), spare)
+        return finalize(rewrite(spare.model, spare.plan, qparams, weights), spare, spool.keep)
 
     request.observer.step("bits")
     open_weights = mixed_weights(prepared, samples, spool)

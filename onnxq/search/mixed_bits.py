@@ -40,7 +40,6 @@ from onnxq.stages.finish import finalize
 from onnxq.stages.measure import choose_qparams
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, replan
-from onnxq.stages.strategy import finishes_in_memory
 from onnxq.targets.target import load_target
 
 USUAL = 4  # bits of a weight where only a loss is limited
@@ -179,9 +178,8 @@ def mixed_weights(
 
 
 def _stores_narrow(prepared: Prepared) -> bool:
-    """Whether scales take few bytes in the file, as `finalize` stores those of a small result."""
-    narrow = load_target(prepared.plan.recipe.scheme.target).stored == "cast-mul"
-    return narrow and finishes_in_memory(prepared.model)
+    """Whether scales take few bytes in the file, as `finalize` stores them."""
+    return load_target(prepared.plan.recipe.scheme.target).stored == "cast-mul"
 
 
 def _possible(prepared: Prepared, job: BlockJob, coding: Coding) -> bool:
@@ -337,7 +335,8 @@ def _expected_bytes(spare: Prepared, stats: Stats, data_file: str | None, spool:
         for seed, job in enumerate(block_jobs(spare.plan)):
             solutions[job.key] = BlockSolution(_stand_in(job, seed), "nearest").kept(spool.keep)
     weights = Weights(spool=spool, solutions=solutions)
-    model = finalize(rewrite(spare.model, spare.plan, choose_qparams(spare.plan, stats), weights), spare)
+    rewritten = rewrite(spare.model, spare.plan, choose_qparams(spare.plan, stats), weights)
+    model = finalize(rewritten, spare) if spool is None else finalize(rewritten, spare, spool.keep)
     return written_bytes(model, None, data_file or (ELSEWHERE if needs_external_data(model) else None))
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+
+import numpy as np
 
 from onnxq.ir import Model
 from onnxq.ir.half_tensor import store_narrow
@@ -19,16 +22,23 @@ from onnxq.version import __version__
 SHRUNK = 0.5  # of the float model's bytes: users expect a quarter, so a larger file is explained
 
 
-def finalize(model: Model, prepared: Prepared) -> Model:
+def finalize(model: Model, prepared: Prepared, keep: Callable[[np.ndarray], np.ndarray] = np.asarray) -> Model:
     """Finish a quantized model: in the form that is fastest, nothing stored twice, with a record of what made it.
 
-    The model is changed; another one is returned where its operator set had to be raised.
+    Args:
+        model: The model, which is changed.
+        prepared: What it was made of.
+        keep: Puts an array out of memory.
+
+    Returns:
+        The model; another one where its operator set had to be raised.
+
     """
     model = optimize_for_target(model, prepared.plan.recipe.scheme.target)
     if model.residency.copies:
         merge_equal(model)
-        if load_target(prepared.plan.recipe.scheme.target).stored == "cast-mul":
-            narrow_constants(model)
+    if load_target(prepared.plan.recipe.scheme.target).stored == "cast-mul":
+        narrow_constants(model, keep)
     store_narrow(model)
     model.metadata["onnxq_version"] = __version__
     model.metadata["onnxq_recipe"] = prepared.plan.recipe.to_toml()

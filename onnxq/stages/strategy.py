@@ -11,7 +11,6 @@ from __future__ import annotations
 from enum import Enum
 
 from onnxq.ir import Model
-from onnxq.ir.storage.residency import residency_of_result
 from onnxq.runtime.custom_ops import foreign_node
 
 
@@ -50,8 +49,3 @@ def choose_strategy(model: Model) -> Strategy:
     if foreign_node(model) is not None:
         return Strategy.NOT_RUN
     return Strategy.IN_MEMORY if model.residency.copies else Strategy.STREAMED
-
-
-def finishes_in_memory(model: Model) -> bool:
-    """Whether what a float model becomes is finished in memory, where constants are stored in fewer bits."""
-    return residency_of_result(model.weight_bytes).copies

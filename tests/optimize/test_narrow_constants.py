@@ -6,11 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from helpers import NONE, build, changed_alike, floats, node
 
+from onnxq.ir.storage import residency
+from onnxq.optimize import narrow_constants as module
 from onnxq.optimize.narrow_constants import LEAST, narrow_constants
 from onnxq.pipeline.quantize import quantize
+from onnxq.planning.recipe import in_blocks
+from onnxq.rounding import block_grids
 
 SIZE = 64
 
@@ -92,3 +97,32 @@ def test_a_file_shrinks_by_its_indices_and_says_what_is_left(tmp_path: Path) -> 
     (said,) = [note for note in report.notes if note.startswith("the file is 0.")]
     assert "of constants in 8 bit or less" in said
     assert said.endswith(" of nodes and names")
+
+
+def test_scales_of_a_large_model_are_places_in_tables_and_its_own_constants_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proto = build(
+        [node("MatMul", "x w", "m"), node("Add", "m t", "n"), node("MatMul", "n v", "y")],
+        {"x": [8, 256]},
+        ["y"],
+        {"w": floats(256, 256), "t": np.rint(9 * floats(8, 256, seed=1)), "v": floats(256, 256, seed=2)},
+        17,
+    )
+    source, output = tmp_path / "m.onnx", tmp_path / "q.onnx"
+    source.write_bytes(proto.SerializeToString())
+    monkeypatch.setattr(residency, "LARGE", 0)
+    monkeypatch.setattr(block_grids, "LEAST_SHARING", 1024)
+    feeds = {"x": floats(8, 256, seed=3)}
+    models, results = [], []
+    for least in (LEAST, 1 << 30):
+        monkeypatch.setattr(module, "LEAST", least)
+        quantize(source, in_blocks(4), samples=[feeds], output=output, force=True)
+        models.append(onnx.load(output))
+        results.append(ort.InferenceSession(output).run(None, feeds)[0])
+    few, many = ({t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer} for model in models)
+    assert few["w_scale_uint8"].nbytes == 2048
+    assert few["v_scale_float16"].nbytes == 4096  # a head of 8 bits
+    assert [many[f"{name}_scale"].nbytes for name in "wv"] == [8192, 8192]
+    assert few["t"].dtype == np.float32
+    np.testing.assert_array_equal(*results)

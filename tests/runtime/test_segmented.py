@@ -126,6 +126,23 @@ def test_a_cast_that_distant_nodes_read_is_in_each_of_their_segments(tiny):
     np.testing.assert_allclose(open_session(model).run(None, feeds)[0], expected, rtol=1e-5, atol=1e-6)
 
 
+def test_a_weight_of_places_in_a_table_is_made_beside_its_reader(tiny):
+    proto = blocks(3)
+    places, table = np.random.default_rng(0).integers(0, 9, (16, 32)).astype(np.uint8), floats(9, seed=5)
+    index = next(i for i, each in enumerate(proto.graph.initializer) if each.name == "u2")
+    del proto.graph.initializer[index]
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for a, n in ((places, "p"), (table, "t")))
+    for each in (node("Gather", "t i", "u2"), node("Cast", "p", "i", to=6)):
+        proto.graph.node.insert(0, each)  # far from what reads it
+    model = loaded(proto)
+    segments = cut_segments(model, 4 * 2048)
+    assert [[each.op_type for each in part.nodes][:2] for part in segments][-1] == ["Cast", "Gather"]
+    assert [[v.name for v in part.inputs] for part in segments] == [["x"], ["x1"]]
+    feeds = {"x": floats(3, 16)}
+    expected = open_session(proto.SerializeToString()).run(None, feeds)[0]
+    np.testing.assert_allclose(open_session(model).run(None, feeds)[0], expected, rtol=1e-5, atol=1e-6)
+
+
 def test_no_cut_where_the_type_of_what_crosses_is_unknown():
     proto = blocks(2)
     proto.graph.node.insert(4, onnx.helper.make_node("Mystery", ["x0"], ["z"], domain="my"))

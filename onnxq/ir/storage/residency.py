@@ -8,7 +8,6 @@ from __future__ import annotations
 from enum import Enum
 
 LARGE = 512 << 20  # bytes of weights from which on a model is not held in memory whole
-LEAST_SHRUNK = 3  # of float weights by 8 bits, with scales of blocks
 
 
 class Residency(Enum):
@@ -37,8 +36,3 @@ class Residency(Enum):
 def choose_residency(nbytes: int) -> Residency:
     """Choose where weights of so many bytes are."""
     return Residency.FILES if nbytes > LARGE else Residency.MEMORY
-
-
-def residency_of_result(nbytes: int) -> Residency:
-    """Choose where weights are that took so many bytes in float, and have 8 bits or fewer."""
-    return choose_residency(nbytes // LEAST_SHRUNK)
