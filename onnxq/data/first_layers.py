@@ -154,23 +154,77 @@ def _keep(found: dict[Value, np.ndarray], value: Value) -> Callable[[np.ndarray]
     return lambda array: found.__setitem__(value, array)
 
 
-def batchnorm_misfit(taps: LayerInputs, samples: Sequence[Sample], nodes: Sequence[Node]) -> float:
-    """Return how far what BatchNormalization nodes read is from their running mean and variance.
+class ModelPart:
+    """Runs in onnxruntime what some values of a model need, and no more.
 
-    For a channel with mean m and deviation s of what is read, and μ and σ of the node, the distance is
-    |ln(s / σ)| + |m - μ| / max(s, σ). The median over all channels is returned: 0 for what a model was trained with,
-    5.5 for values 255 times as large, infinity for values that overflow. Dead channels are left out.
+    Args:
+        model: The float model, its types inferred.
+        values: What to give; inputs of the model, too.
+
+    Raises:
+        SessionError: onnxruntime cannot load it.
+
     """
-    reads = [value for node in nodes for value in node.inputs[:1] if value is not None]
-    moments = [_Moments() for _ in nodes]
-    with np.errstate(invalid="ignore"):  # a model in float16 overflows for values of other conventions
-        for arrays in taps.run(samples, reads):
-            for one, array in zip(moments, arrays, strict=True):
-                one.add(array)
-        joined = np.concatenate([_distances(node, one) for node, one in zip(nodes, moments, strict=True)])
-    if not joined.size:
-        return 0.0
-    return float(np.median(joined)) if np.isfinite(joined).all() else math.inf
+
+    def __init__(self, model: Model, values: Sequence[Value]) -> None:
+        self._values = values
+        made = [value for value in dict.fromkeys(values) if not value.is_input]
+        self._names = [value.name for value in made]
+        part = _part_for(model, made)
+        self._inputs = [value.name for value in part.inputs]
+        self._session = open_session(encode_part(model, part)) if made else None
+
+    def run(self, samples: Iterable[Sample]) -> Iterator[list[np.ndarray]]:
+        """Yield the values of each sample.
+
+        Raises:
+            SessionError: onnxruntime cannot run it.
+
+        """
+        for sample in samples:
+            found = dict(sample)
+            if self._session is not None:
+                made = run_session(self._session, self._names, {name: sample[name] for name in self._inputs})
+                found |= dict(zip(self._names, made, strict=True))
+            yield [found[value.name] for value in self._values]
+
+
+class BatchnormInputs:
+    """Compares what BatchNormalization nodes read with their running mean and variance.
+
+    Args:
+        model: The float model, its types inferred.
+        nodes: The nodes, their statistics constant.
+
+    Raises:
+        SessionError: onnxruntime cannot load what is in front of them.
+
+    """
+
+    def __init__(self, model: Model, nodes: Sequence[Node]) -> None:
+        self._nodes = nodes
+        self._part = ModelPart(model, [value for node in nodes for value in node.inputs[:1] if value is not None])
+
+    def misfit(self, samples: Iterable[Sample]) -> float:
+        """Return how far what the nodes read is from their statistics.
+
+        For a channel with mean m and deviation s of what is read, and μ and σ of the node, the distance is
+        |ln(s / σ)| + |m - μ| / max(s, σ). The median over all channels is returned: 0 for what a model was trained
+        with, 5.5 for values 255 times as large, infinity for values that overflow. Dead channels are left out.
+
+        Raises:
+            SessionError: onnxruntime cannot run them.
+
+        """
+        moments = [_Moments() for _ in self._nodes]
+        with np.errstate(invalid="ignore", over="ignore"):  # float16 overflows for values of other conventions
+            for arrays in self._part.run(samples):
+                for one, array in zip(moments, arrays, strict=True):
+                    one.add(array)
+            joined = np.concatenate([_distances(node, one) for node, one in zip(self._nodes, moments, strict=True)])
+        if not joined.size:
+            return 0.0
+        return float(np.median(joined)) if np.isfinite(joined).all() else math.inf
 
 
 @dataclass
@@ -347,9 +401,7 @@ class FoldedMeans:
 
     def __init__(self, model: Model, layers: Sequence[FoldedLayer]) -> None:
         self._layers = layers
-        part = _part_for(model, [layer.value for layer in layers])
-        self._inputs = [value.name for value in part.inputs]
-        self._session = open_session(encode_part(model, part))
+        self._part = ModelPart(model, [layer.value for layer in layers])
 
     def unexplained(self, samples: Iterable[Sample]) -> np.ndarray:
         """Return for each layer the squares that are left of its biases and means together, as a share of the biases'.
@@ -362,8 +414,7 @@ class FoldedMeans:
         """
         totals: list[np.ndarray | float] = [0.0] * len(self._layers)
         counts = [0] * len(self._layers)
-        for sample in samples:
-            made = run_session(self._session, None, {name: sample[name] for name in self._inputs})
+        for made in self._part.run(samples):
             for place, array in enumerate(made):
                 rows = np.moveaxis(array, 1, 0).reshape(array.shape[1], -1)
                 totals[place] = totals[place] + rows.sum(axis=1, dtype=np.float64)

@@ -16,11 +16,11 @@ import numpy as np
 from onnxq.data.conventions import OtherValues, convention_of, other_values
 from onnxq.data.first_layers import (
     MOST_FOLDED,
+    BatchnormInputs,
     FirstLayers,
     FoldedMeans,
     Influence,
     LayerInputs,
-    batchnorm_misfit,
     first_layers,
     folded_layers,
     influences,
@@ -37,7 +37,7 @@ from onnxq.text import counted, join_words
 from onnxq.warning import WarningLine
 
 CODE = "wrong-normalization"
-# Distances of `batchnorm_misfit` on 25 models with their own data. Right data of another kind have 0.5. Conventions
+# Distances of `BatchnormInputs` on 25 models with their own data. Right data of another kind have 0.5. Conventions
 # that differ by a factor of two to five have 0.6 to 1.2. 0 … 255 instead of 0 … 1 has 4 and more
 SURELY_WRONG, MAYBE_WRONG, FITS, MUCH_BETTER = 1.6, 0.6, 0.5, 0.45
 BARELY_MOVED, MOVED = 0.05, 0.15  # right data: 0.29 and more; 1 … 255 times too small: 0.03 and less
@@ -50,6 +50,7 @@ CLIPPED, SATURATED = 0.25, 0.9
 # 23 models: 2.9 and less, wrong ones 3.4 to 88
 EXPLAINED, LEAST_LAYERS, LEAST_SHARE, TIMES_WORSE, EACH_WORSE = 0.7, 4, 0.5, 3.3, 1.5
 SAMPLES, LEAST_SAMPLES = 3, 5  # that are looked at first, and then
+LIKELY = 2  # other values that are tried on more than one sample
 HOPEFUL = 0.5  # of TIMES_WORSE, which values have to reach on the first sample to be tried on others
 ABOUT_AS_GOOD = 0.7  # of the best
 LEAST_BYTES, MOST_BYTES = 100.0, 255.5  # greatest value of pictures in 8 bit
@@ -82,14 +83,17 @@ def normalization_warnings(
         for name, summary in summaries.items()
         if varied(samples, name)
     ]
-    found = [warning for one in inputs for warning in one.warnings()]
-    return found or list(_of_all(taps, samples, inputs))
+    try:
+        found = [warning for one in inputs for warning in one.warnings()]
+        return found or list(_of_all(model, samples, inputs))
+    except SessionError:  # other checks say that the model does not run
+        return []
 
 
-def _of_all(taps: LayerInputs, samples: Sequence[Sample], inputs: Sequence[_Input]) -> Iterator[WarningLine]:
+def _of_all(model: Model, samples: Sequence[Sample], inputs: Sequence[_Input]) -> Iterator[WarningLine]:
     """Yield a warning where BatchNormalization that depends on several inputs was trained with other values."""
     shared = [(one, one.layers.shared) for one in inputs if one.layers.shared and not one.layers.normalizations]
-    if shared and SURELY_WRONG < batchnorm_misfit(taps, samples, shared[0][1]) < math.inf:
+    if shared and SURELY_WRONG < BatchnormInputs(model, shared[0][1]).misfit(samples) < math.inf:
         values = join_words([one.values() for one, nodes in shared if nodes == shared[0][1]])
         yield WarningLine(CODE, _misfit_of(values, shared[0][1][0]), remedy([]))
 
@@ -136,14 +140,17 @@ class _Input:
         """As many samples as take little time: convolutions make many values of one."""
         return few_samples(self.samples, len(self.samples), MOST_ELEMENTS)
 
-    def _misfit(self, samples: Sequence[Sample]) -> float:
-        return batchnorm_misfit(self.taps, samples, self.layers.normalizations)
-
     def _by_batchnorm(self) -> list[WarningLine]:
-        given = self._misfit(self.samples)
+        fit = BatchnormInputs(self.model, self.layers.normalizations)
+        given = fit.misfit(self.samples)
         if given <= MAYBE_WRONG:
             return []
-        tried = [(self._misfit(replaced(self.samples, self.name, other.change)), other) for other in self._others()]
+
+        def misfit(samples: Sequence[Sample], other: OtherValues) -> float:
+            return fit.misfit(replaced(samples, self.name, other.change))
+
+        likely = sorted(self._others(), key=lambda other: misfit(self.samples[:1], other))[:LIKELY]
+        tried = [(misfit(self.samples, other), other) for other in likely]
         best, other = min(tried, key=lambda pair: pair[0], default=(given, None))
         fits = other is not None and best <= FITS and best <= MUCH_BETTER * given
         if not fits and not SURELY_WRONG < given < math.inf:

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.data.conventions import BYTES, CENTRED, CONVENTIONS, IMAGENET, SIGNED, UNIT, Convention, convention_of
 from onnxq.data.examine import examine
-from onnxq.data.first_layers import FoldedMeans, LayerInputs, batchnorm_misfit
+from onnxq.data.first_layers import BatchnormInputs, FoldedMeans
 from onnxq.data.input_summary import InputSummaries
 from onnxq.data.samples import open_samples
 from onnxq.data.validation import input_specs
@@ -128,7 +128,21 @@ def test_values_that_overflow_fit_no_batchnorm() -> None:
     model = build(UNIT, folded=False)
     samples = [{"x": np.full((1, 3, SIZE, SIZE), 3e38, np.float32)}]
     nodes = [node for node in model.graph.walk() if node.op_type == "BatchNormalization"]
-    assert batchnorm_misfit(LayerInputs(model), samples, nodes) == np.inf
+    assert BatchnormInputs(model, nodes).misfit(samples) == np.inf
+
+
+def test_other_values_are_tried_on_one_sample_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models with BatchNormalization far behind their input take seconds a sample."""
+    looks, misfit = list[int](), BatchnormInputs.misfit
+
+    def counted(fit: BatchnormInputs, samples: Sequence[Mapping[str, np.ndarray]]) -> float:
+        looks.append(len(samples))
+        return misfit(fit, samples)
+
+    monkeypatch.setattr(BatchnormInputs, "misfit", counted)
+    assert warnings(build(IMAGENET, folded=False), as_convention(pictures(), BYTES)) != []
+    assert looks[1:-2] == [1] * (len(looks) - 3)
+    assert looks[0] == looks[-1] == looks[-2] > 1
 
 
 def test_batchnorm_tells_a_normalization_that_was_applied_twice() -> None:
