@@ -160,16 +160,16 @@ def _insert(
     for inserted in (divided, read):
         inserted.dtype, inserted.shape = TensorProto.FLOAT, value.shape
     outliers = excess(patch, divided, candidate.outliers, bounds, opset) if bounds is not None else None
-    weights: dict[Value, Value] = {}
+    weights: dict[tuple[Value, int], Value] = {}  # a square one may be read transposed, too
     for reader in readers:
         old = reader.value
         assert old.constant is not None
         exact = old.constant.numpy()
         if candidate.exponent is not None:
             exact = reader.apply(exact.astype(np.float64), candidate.divisor).astype(np.float32)
-            if old not in weights:
-                weights[old] = patch.constant(ArrayTensor(exact), f"{old.name}_smoothed")
-            patch.rewire(reader.node, reader.slot, weights[old])
+            if (old, reader.axis) not in weights:
+                weights[old, reader.axis] = patch.constant(ArrayTensor(exact), f"{old.name}_smoothed")
+            patch.rewire(reader.node, reader.slot, weights[old, reader.axis])
         patch.rewire(reader.node, 0, read)
         if outliers is not None:
             rows = np.moveaxis(exact, reader.axis, 0)[list(candidate.outliers)]

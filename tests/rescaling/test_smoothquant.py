@@ -150,6 +150,22 @@ def test_a_shared_weight_is_not_stored_twice():
     assert smooth(readers(model)[:1], stats, opset=model.opset, least_gain=0.0).patches == []
 
 
+def test_a_square_weight_that_is_read_transposed_as_well_is_scaled_along_another_axis():
+    random = np.random.default_rng(0)
+    model = build(
+        [("Exp", ["x"], ["z"]), ("MatMul", ["z", "q"], ["y1"]), ("Gemm", ["z", "q"], ["y2"], {"transB": 1})],
+        ["n", WIDTH],
+        {"q": random.standard_normal((WIDTH, WIDTH)).astype(np.float32)},
+        outputs=["y1", "y2"],
+    )
+    feeds = samples(1)[0]
+    before = run(model, feeds)
+    found = smoothed(model, measure(model), least_gain=1e-3, at_run_time=readers(model))
+    assert [change.exponent is None for change in found.changes] == [False]
+    commit(found.patches)
+    assert difference(before, run(model, feeds)) < 1e-5
+
+
 def test_a_value_without_statistics_by_channel_is_left_alone():
     model = post_norm(50.0)
     stats = calibrate(model, [model.graph.values["z"]], samples(), threads=1)
