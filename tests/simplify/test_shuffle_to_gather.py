@@ -80,3 +80,10 @@ def test_what_is_no_shuffle_or_is_read_within_stays(nodes, outputs, batch) -> No
 
 def test_a_shuffle_for_one_sample_stays_where_there_may_be_several() -> None:
     assert simple([node("Reshape", "x one", "a"), *SHUFFLE[1:]])[1].notes == ()
+
+
+def test_a_shuffle_of_samples_that_is_one_of_channels_for_two_of_them_stays() -> None:
+    samples = {"s5": np.int64([2, -1, 3, 4, 5]), "s4": np.int64([-1, 6, 4, 5])}
+    proto, found = simple(SHUFFLE, **samples)
+    assert found.notes == ()
+    assert_same(proto, found, feed(4), 0)

@@ -9,6 +9,7 @@ In float both take as long.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch, named_after
 from onnxq.ir.shape_inference.symbolic import shapes_of
 from onnxq.ops.kernels.arrays import Array
-from onnxq.simplify.regions.trial_moves import PARTS, VIEWS, numbered
+from onnxq.simplify.regions.trial_moves import PARTS, VIEWS, found_by_trial
 
 LEAST_RANK, CHANNELS = 3, 1
 LONGEST = 6  # operators in a row
@@ -29,7 +30,7 @@ class Moved(NamedTuple):
     """A value whose channels are channels of another, in which order."""
 
     value: Value
-    channels: Array
+    channels: tuple[int, ...]
 
 
 @register_pass(order=275, note="rewrote {} shuffle{s} of channels as Gather")
@@ -39,11 +40,14 @@ def shuffle_to_gather(model: Model) -> Iterator[Patch]:
     for graph in model.graph.graphs():
         for node in graph.nodes:
             source = node.inputs[0] if node.operator == "Reshape" else None
-            given = numbered(source, shapes) if source is not None and source.constant is None else None
-            if source is None or given is None or given.ndim < LEAST_RANK:
-                continue
-            for found in _ends(node, given, given, LONGEST) or ():
-                yield _written(graph, source, found)
+            if source is not None and source.constant is None:
+                for found in found_by_trial(source, shapes, partial(_moved_from, node)) or ():
+                    yield _written(graph, source, found)
+
+
+def _moved_from(node: Node, given: Array) -> list[Moved] | None:
+    """Return what comes of a value by a node that reads it and those behind; None where that is nothing."""
+    return _ends(node, given, given, LONGEST) or None if given.ndim >= LEAST_RANK else None
 
 
 def _ends(node: Node, array: Array, given: Array, left: int, *, turned: bool = False) -> list[Moved] | None:
@@ -87,7 +91,7 @@ def _moved(node: Node, array: Array) -> list[Array] | None:
     return PARTS[node.op_type](array, node) if node.operator in PARTS else None
 
 
-def _channels(array: Array, given: Array) -> Array | None:
+def _channels(array: Array, given: Array) -> tuple[int, ...] | None:
     """Return which channels an array has of another, if it has nothing but whole ones, and not all in their order."""
     fits = array.ndim == given.ndim and array.shape[:1] + array.shape[2:] == given.shape[:1] + given.shape[2:]
     if not fits or not array.size:
@@ -95,7 +99,7 @@ def _channels(array: Array, given: Array) -> Array | None:
     numbers = array[0].reshape(array.shape[CHANNELS], -1)[:, 0]
     channels = numbers // (given[0, 0].size)
     inside = channels.max() < given.shape[CHANNELS] and not np.array_equal(channels, np.arange(given.shape[CHANNELS]))
-    return channels if inside and np.array_equal(given.take(channels, CHANNELS), array) else None
+    return tuple(channels.tolist()) if inside and np.array_equal(given.take(channels, CHANNELS), array) else None
 
 
 def _written(graph: Graph, source: Value, found: Moved) -> Patch:
@@ -103,7 +107,7 @@ def _written(graph: Graph, source: Value, found: Moved) -> Patch:
     maker = found.value.producer
     assert maker is not None
     patch = Patch(graph, maker, "it moves whole channels")
-    channels = patch.constant(found.channels.astype(np.int64), f"{found.value.name}_channels")
+    channels = patch.constant(np.array(found.channels, np.int64), f"{found.value.name}_channels")
     result = patch.op("Gather", source, channels, hint=found.value.name, axis=CHANNELS)
     if len(maker.outputs) == 1:
         named_after(patch, maker)

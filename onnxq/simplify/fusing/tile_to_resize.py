@@ -7,6 +7,7 @@ want them, in float and in 8 bit.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import permutations
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from onnxq.ir.patch import Patch, named_after
 from onnxq.ir.schemas import RESIZE_WITHOUT_ROI
 from onnxq.ir.shape_inference.symbolic import Shapes, shapes_of
 from onnxq.ops.kernels.arrays import Array
-from onnxq.simplify.regions.trial_moves import MOST_ELEMENTS, VIEWS, numbered
+from onnxq.simplify.regions.trial_moves import MOST_ELEMENTS, VIEWS, found_by_trial
 
 RANK, SPATIAL = 4, (2, 3)
 # Those of which onnxruntime resizes tensors, see the registrations in `resize.cc` of its CPU provider
@@ -49,26 +50,24 @@ def _in_graph(graph: Graph, shapes: Shapes) -> Iterator[Patch]:
         source = node.inputs[0] if node.operator in MOVES else None
         if source is None or node in taken or source.constant is not None or source.dtype not in TYPES:
             continue
-        given = numbered(source, shapes)
-        if given is None or given.ndim != RANK:
-            continue
-        chain, found = _longest(node, given)
-        if found is not None:
-            taken.update(chain)
-            yield _written(graph, source, chain, found)
+        best = found_by_trial(source, shapes, partial(_longest, node))
+        if best is not None:
+            taken.update(best[0])
+            yield _written(graph, source, *best)
 
 
-def _longest(first: Node, given: Array) -> tuple[list[Node], Repeated | None]:
+def _longest(first: Node, given: Array) -> tuple[list[Node], Repeated] | None:
     """Return the longest chain that starts with a node and comes to a Resize, and what it does."""
-    chain, best, array = list[Node](), (list[Node](), None), given
-    node: Node | None = first
+    best: tuple[list[Node], Repeated] | None = None
+    chain, array = list[Node](), given
+    node: Node | None = first if given.ndim == RANK else None
     while node is not None and node.operator in MOVES:
         moved = MOVES[node.op_type](array, node)
         if moved is None or moved.size > MOST_ELEMENTS:
             break
         chain, array = [*chain, node], moved
         if any(item.op_type == "Tile" for item in chain) and (found := _repeated(given, array)) is not None:
-            best = (chain, found)  # type: ignore[assignment]
+            best = chain, found
         output = node.outputs[0]
         use = output.only_use if output is not None else None
         node = use.node if use is not None and use.slot == 0 and use.node.graph is first.graph else None

@@ -6,6 +6,8 @@ Tests: `tests/simplify/test_shuffle_to_gather.py`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,13 +16,35 @@ from onnxq.ir.shape_inference.symbolic import Shapes
 from onnxq.ops.kernels.arrays import Array
 from onnxq.simplify.regions.axis_tracking import constant_axes
 
-BATCH = 2  # samples where that is not known
+SAMPLES = (2, 1)  # numbers of samples to try where that is open: a size that is stated may happen to be one of them
 MOST_ELEMENTS = 1 << 22  # of a result
+Found = TypeVar("Found")
 
 
-def numbered(value: Value, shapes: Shapes) -> Array | None:
-    """Number the elements of a value; None where its shape is not known, or where there are too many."""
-    lengths = [size.known or (BATCH if axis == 0 else 0) for axis, size in enumerate(shapes.of(value) or ())]
+def found_by_trial(value: Value, shapes: Shapes, find: Callable[[Array], Found | None]) -> Found | None:
+    """Return what is found by the numbered elements of a value, if it is the same for any number of samples.
+
+    Args:
+        value: The value.
+        shapes: What is known of sizes.
+        find: Gets the numbers, in the shape of the value.
+
+    Returns:
+        None where nothing is found, the shape of the value is not known, or it has too many elements.
+
+    """
+    found: Found | None = None
+    for samples in SAMPLES:
+        given = _numbered(value, shapes, samples)
+        again = find(given) if given is not None else None
+        if again is None or (found is not None and again != found):
+            return None
+        found = again
+    return found
+
+
+def _numbered(value: Value, shapes: Shapes, samples: int) -> Array | None:
+    lengths = [size.known or (samples if axis == 0 else 0) for axis, size in enumerate(shapes.of(value) or ())]
     count = math.prod(lengths)
     return np.arange(count).reshape(lengths) if lengths and 0 < count <= MOST_ELEMENTS else None
 
