@@ -20,6 +20,7 @@ from onnxq.targets.target import Target, load_target
 WEIGHTED = ("Conv", "ConvTranspose", "MatMul", "Gemm")
 DATA_FIRST = ("Clip", "Resize", "Pad")  # their other float inputs are settings
 SAME_SCALE = ("MaxPool", "Gather", "Expand", "Tile", *MOVERS)
+LEAST_OPSET = {"ReduceMax": 12}  # onnxruntime takes pairs around it away, and it knows codes from there on
 
 
 @cache
@@ -139,7 +140,7 @@ def _everywhere(site: NodeView) -> QuantizedForm:
         activations=activations,
         output=True,
         same_scale=same,
-        opset=site.scheme.pair_opset(activation=True),
+        opset=max(site.scheme.pair_opset(activation=True), LEAST_OPSET.get(node.op_type, 1)),
         pairs=True,
         constants=constants,
     )

@@ -22,7 +22,7 @@ from helpers import (
 )
 from onnx import TensorProto, helper
 
-from onnxq import evaluate
+from onnxq import evaluate, quantize
 from onnxq.errors import RecipeError
 from onnxq.evaluator import Evaluator
 from onnxq.ops.quantized import host_arithmetic
@@ -189,6 +189,16 @@ def test_qnn_quantizes_constants_beside_activations():
     assert {name.split("_")[0]: kind for name, kind in reads(made).items()} == {"c": "Qw", "u": "Qw", "y": "Q"}
     assert made.weights["k_quantized"].dtype == np.uint8
     assert made.sqnr(FEEDS[0]) > 30
+
+
+@pytest.mark.parametrize(("opset", "raised"), [(10, 12), (13, 13)])
+def test_qnn_asks_for_an_operator_set_whose_maxima_know_codes(opset: int, raised: int) -> None:
+    nodes = [node("Relu", "x", "h"), node("ReduceMax", "h", "m", axes=[1]), node("Relu", "m", "y")]
+    samples = {"x": floats(8, 4, 32)}
+    report = quantize(build(nodes, {"x": [4, 32]}, opset=opset), "static-int8", samples=samples, target="qnn")
+    assert report.counts() == {"static-int8": 3}
+    assert report.model.opset_import[0].version == raised
+    assert report.comparison.worst_sqnr > 35
 
 
 def test_of_two_convolutions_the_earlier_one_is_the_residual():
