@@ -26,6 +26,7 @@ class Trait(Flag):
         IN_ORDER: Moves all elements, and their order in memory stays: only the shape changes.
         SCALES: f(s·x) = s·f(x) for every s > 0, where x is the first input.
         KINKED: Elementwise, with a derivative that jumps or is zero over a range.
+        JUMPS: Kinked, and the result itself jumps: its last bits before decide what comes of it.
         POOLS: A window or a whole map becomes one element between its least and its greatest.
         REDUCES: All elements along some axes become one.
 
@@ -37,22 +38,23 @@ class Trait(Flag):
     IN_ORDER = auto()
     SCALES = auto()
     KINKED = auto()
+    JUMPS = auto()
     POOLS = auto()
     REDUCES = auto()
 
 
 _NONE = Trait(0)
 _UNARY, _BROADCAST = Trait.ELEMENTWISE, Trait.ELEMENTWISE | Trait.BROADCASTS
-_COMPARES = _BROADCAST | Trait.KINKED
+_STEPS = Trait.KINKED | Trait.JUMPS
 _MOVES = Trait.MOVES | Trait.SCALES
 _POOLS = Trait.POOLS | Trait.SCALES
 
 TRAITS: dict[str, Trait] = {
     "Abs": _UNARY | Trait.SCALES | Trait.KINKED,
     "Add": _BROADCAST,
-    "And": _COMPARES,
+    "And": _BROADCAST | _STEPS,
     "AveragePool": _POOLS,
-    "Ceil": _UNARY | Trait.KINKED,
+    "Ceil": _UNARY | _STEPS,
     "Celu": _UNARY,
     "Clip": _UNARY | Trait.KINKED,
     "Cos": _UNARY,
@@ -60,39 +62,39 @@ TRAITS: dict[str, Trait] = {
     "Div": _BROADCAST,
     "Dropout": _UNARY | Trait.SCALES,
     "Elu": _UNARY | Trait.KINKED,
-    "Equal": _COMPARES,
+    "Equal": _BROADCAST | _STEPS,
     "Erf": _UNARY,
     "Exp": _UNARY,
     "Expand": _MOVES,
     "Flatten": _MOVES | Trait.IN_ORDER,
-    "Floor": _UNARY | Trait.KINKED,
+    "Floor": _UNARY | _STEPS,
     "Gather": _MOVES,
     "GatherElements": _MOVES,
     "GatherND": _MOVES,
     "Gelu": _UNARY,
     "GlobalAveragePool": _POOLS,
     "GlobalMaxPool": _POOLS,
-    "Greater": _COMPARES,
-    "GreaterOrEqual": _COMPARES,
+    "Greater": _BROADCAST | _STEPS,
+    "GreaterOrEqual": _BROADCAST | _STEPS,
     "HardSigmoid": _UNARY | Trait.KINKED,
     "HardSwish": _UNARY | Trait.KINKED,
     "Identity": _MOVES | _UNARY | Trait.IN_ORDER,
-    "IsInf": _UNARY | Trait.KINKED,
-    "IsNaN": _UNARY | Trait.KINKED,
+    "IsInf": _UNARY | _STEPS,
+    "IsNaN": _UNARY | _STEPS,
     "LeakyRelu": _UNARY | Trait.SCALES | Trait.KINKED,
-    "Less": _COMPARES,
-    "LessOrEqual": _COMPARES,
+    "Less": _BROADCAST | _STEPS,
+    "LessOrEqual": _BROADCAST | _STEPS,
     "Log": _UNARY,
-    "Max": _COMPARES,
+    "Max": _BROADCAST | Trait.KINKED,
     "MaxPool": _POOLS,
     "Mean": _BROADCAST,
-    "Min": _COMPARES,
+    "Min": _BROADCAST | Trait.KINKED,
     "Mish": _UNARY,
-    "Mod": _COMPARES,
+    "Mod": _BROADCAST | _STEPS,
     "Mul": _BROADCAST,
     "Neg": _UNARY | Trait.SCALES,
-    "Not": _UNARY | Trait.KINKED,
-    "Or": _COMPARES,
+    "Not": _UNARY | _STEPS,
+    "Or": _BROADCAST | _STEPS,
     "Pow": _BROADCAST,
     "PRelu": _UNARY | Trait.SCALES | Trait.KINKED,
     "Reciprocal": _UNARY,
@@ -109,10 +111,10 @@ TRAITS: dict[str, Trait] = {
     "Relu": _UNARY | Trait.SCALES | Trait.KINKED,
     "Reshape": _MOVES | Trait.IN_ORDER,
     "ReverseSequence": _MOVES,
-    "Round": _UNARY | Trait.KINKED,
+    "Round": _UNARY | _STEPS,
     "Selu": _UNARY | Trait.KINKED,
     "Sigmoid": _UNARY,
-    "Sign": _UNARY | Trait.KINKED,
+    "Sign": _UNARY | _STEPS,
     "Sin": _UNARY,
     "Slice": _MOVES,
     "Softplus": _UNARY,
@@ -124,12 +126,12 @@ TRAITS: dict[str, Trait] = {
     "Sub": _BROADCAST,
     "Sum": _BROADCAST,
     "Tanh": _UNARY,
-    "ThresholdedRelu": _UNARY | Trait.KINKED,
+    "ThresholdedRelu": _UNARY | _STEPS,
     "Tile": _MOVES,
     "Transpose": _MOVES,
     "Unsqueeze": _MOVES | Trait.IN_ORDER,
     "Where": _BROADCAST,
-    "Xor": _COMPARES,
+    "Xor": _BROADCAST | _STEPS,
 }
 
 # Least and greatest element of a result, whatever is read; from the formulas in the ONNX specification

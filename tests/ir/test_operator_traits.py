@@ -145,6 +145,19 @@ def test_what_is_not_kinked_has_a_smooth_derivative(name: str) -> None:
     assert steps[1] < 0.7 * steps[0] or steps[1] < 2e-6
 
 
+@pytest.mark.parametrize("name", sorted(operators_with(Trait.ELEMENTWISE)))
+def test_only_what_jumps_gives_far_values_for_near_ones(name: str) -> None:
+    """Numbers 1e-5 apart, around thresholds as well, give results that are near each other."""
+    x = np.linspace(0.5 if name in ("Log", "Pow", "Reciprocal", "Sqrt") else -2, 2, 4001, dtype=np.float32)
+    if name in (*BOOLEAN, "IsInf", "IsNaN", "Where") or name == "Dropout":
+        return
+    shifts = np.float32([0, 1e-5, -1e-5])
+    given = [np.ascontiguousarray((x + shift).reshape(1, 1, 1, -1)) for shift in shifts]
+    others = [np.ones_like(given[0])] if Trait.BROADCASTS in TRAITS[name] else []
+    at, *near = (result(name, each, *others).astype(np.float64) for each in given)
+    assert (max(np.abs(other - at).max() for other in near) > 0.5) == (Trait.JUMPS in TRAITS[name])
+
+
 def nonnegative(nodes: list, **weights: np.ndarray) -> bool:
     model = parse(build(nodes, {"x": [2, 8]}, ["y"], weights).SerializeToString())
     return is_nonnegative(model.graph.values["y"])

@@ -79,6 +79,15 @@ def test_what_is_not_of_single_rows_stays(case):
     assert simplified(proto, "fold_into_embedding").notes == ()
 
 
+def test_steps_are_computed_in_float32():
+    """3 / 0.1 is 30 in float32; in float64, 0.1 as a float32 is more, and the quotient less than 30."""
+    nodes = [node("Div", "g tenth", "d"), node("Floor", "d", "f"), node("Mul", "f tenth", "y")]
+    proto = proto_of(nodes, {"tenth": np.float32(0.1)}, table=np.float32([[0, 1, 2, 3]] * 7))
+    found = simplified(proto, "fold_into_embedding")
+    assert [line.split(" = ")[1].split("(")[0] for line in written(found.model)] == ["Gather", "Floor", "Mul"]
+    assert_same(proto, found, [IDS], 0)
+
+
 def test_rows_that_others_read_stay():
     for outputs, extra in ((("y", "g"), []), (("y", "z"), [node("Softmax", "g", "z")])):
         proto = proto_of([node("Relu", "g", "y"), *extra], outputs=outputs)
