@@ -171,8 +171,7 @@ def _rows(node: Node, found: tuple[int, Unfolding]) -> int:
     """Return how many rows the weight of a layer has in each group."""
     weight = node.inputs[1 - found[0]]
     assert weight is not None
-    assert weight.constant is not None
-    return int(weight.constant.size) // found[1].columns
+    return int(weight.elements.size) // found[1].columns
 
 
 def block_columns(unfolding: Unfolding, full: int, block: int) -> int:

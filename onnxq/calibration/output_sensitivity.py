@@ -125,9 +125,8 @@ def channel_energies(node: Node, value: Value) -> tuple[int, np.ndarray] | None:
     slot, unfolding = found
     weight = node.inputs[1 - slot]
     assert weight is not None
-    assert weight.constant is not None
-    rows = weight_rows(node, weight.constant.numpy())
+    rows = weight_rows(node, weight.elements.numpy())
     rows = rows.reshape(unfolding.groups, -1, rows.shape[1] // unfolding.positions, unfolding.positions)
     energies = np.einsum("goip,goip->gi", rows, rows, dtype=np.float64)
-    weight.constant.release()
+    weight.elements.release()
     return unfolding.axis, energies.reshape(-1)

@@ -6,7 +6,7 @@ Tests: `tests/cli/test_cli_looking.py`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -19,6 +19,7 @@ from onnxq.evaluator.wide import is_the_same, keeps_widened, wide_call
 from onnxq.ir import Graph, Model, Node, Tensor, Value
 from onnxq.ir.graph import GRAPH_SPARSE
 from onnxq.ir.storage.residency import Residency
+from onnxq.ir.topological_order import reads
 from onnxq.ir.wire import fields
 from onnxq.ops.kernels.registry import Kernel, find_kernel
 
@@ -116,8 +117,9 @@ def schedule_nodes(graph: Graph, model: Model, *, wide: bool = False, changing: 
 def _prepare_step(node: Node, model: Model, constants: Mapping[Value, Any] | None, changing: Collection[Value]) -> Step:
     """Prepare a node; `constants` are those that a run in float64 keeps converted, None for a run in float32."""
     opset = model.opsets.get(node.domain, 1)
-    reads = list(dict.fromkeys(_reads(node)))
-    captured = [value for value in reads if value not in node.inputs]
+    depth = node.graph.depth  # what bodies define themselves is deeper
+    needed = list(dict.fromkeys(value for value in reads(node) if value.graph.depth <= depth))
+    captured = [value for value in needed if value not in node.inputs]
     kernel = find_kernel(node.op_type, node.domain, opset)
     bodies: dict[str, NodeSchedule] = {}
     call = None
@@ -131,7 +133,7 @@ def _prepare_step(node: Node, model: Model, constants: Mapping[Value, Any] | Non
                 name: schedule_nodes(graphs[0], model, wide=wide, changing=changing)
                 for name, graphs in node.bodies.items()
             }
-    return Step(node, call, Fallback(node, model, captured), bodies, reads)
+    return Step(node, call, Fallback(node, model, captured), bodies, needed)
 
 
 def bound_kernel(node: Node, opset: int) -> Callable[..., Any] | None:
@@ -157,20 +159,6 @@ def _keywords(kernel: Kernel) -> tuple[frozenset[str], bool]:
     parameters = inspect.signature(kernel).parameters
     names = frozenset(name for name, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY)
     return names, any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-
-
-def _reads(node: Node) -> Iterator[Value]:
-    """Visit the inputs of a node and what its bodies read from outside."""
-    yield from node.reads
-    for graphs in node.bodies.values():
-        for body in graphs:
-            yield from _captured(body)
-
-
-def _captured(body: Graph) -> Iterator[Value]:
-    for node in body.nodes:
-        yield from (value for value in _reads(node) if value.graph is not body)
-    yield from (value for value in body.outputs if value.graph is not body)
 
 
 def _mark_dead(graph: Graph, steps: list[Step]) -> None:

@@ -69,6 +69,18 @@ class Value:
         return None if self.is_input else self.tensor
 
     @property
+    def elements(self) -> Tensor:
+        """The elements of a constant, for those who know it is one.
+
+        Raises:
+            TypeError: The value is computed, or can be replaced at run time.
+
+        """
+        if self.tensor is None or self.is_input:
+            raise TypeError(f"'{self.name}' is no constant")
+        return self.tensor
+
+    @property
     def only_use(self) -> Use | None:
         """The one place that reads the value; None where there are others or none, or where it is an output."""
         return next(iter(self.uses)) if len(self.uses) == 1 and not self.is_output else None

@@ -74,10 +74,9 @@ def as_conv(node: Node) -> Patch:
     axes, weight = _axes(node), node.inputs[1]
     assert axes is not None
     assert weight is not None
-    assert weight.constant is not None
     patch = Patch(node.graph, node, "a Conv makes all pixels of a block at once")
     phases = axes[0].stride * axes[1].stride
-    array = ArrayTensor(_weights(weight.constant.numpy(), axes))
+    array = ArrayTensor(_weights(weight.elements.numpy(), axes))
     inputs = [node.inputs[0], patch.constant(array, f"{weight.name}_phases")]
     bias = node.input(2)
     if bias is not None and bias.constant is not None:

@@ -32,12 +32,11 @@ def as_product(node: Node) -> Patch:
     last, weight = _channels_last(node), node.inputs[1]
     assert last is not None
     assert weight is not None
-    assert weight.constant is not None
     made, source = last.outputs[0], node.inputs[0]
     assert made is not None
     assert source is not None
     patch = Patch(node.graph, node, "a product of codes writes floats")
-    matrix = np.ascontiguousarray(weight.constant.numpy().reshape(weight.constant.shape[:2]).T)
+    matrix = np.ascontiguousarray(weight.elements.numpy().reshape(weight.elements.shape[:2]).T)
     places = patch.op("Transpose", source, hint=f"{source.name}_channels_last", perm=last.attribute("perm"))
     named_after(patch, last)
     value = patch.op("MatMul", places, patch.constant(matrix, f"{weight.name}_matrix"), hint=made.name)

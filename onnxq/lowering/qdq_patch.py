@@ -166,8 +166,7 @@ class QuantizingPatch(Patch):
         for slot in form.constants:
             value = node.inputs[slot]
             assert value is not None
-            assert value.constant is not None
-            array = value.constant.numpy()
+            array = value.elements.numpy()
             scale, zero = array_qparams(array, self._scheme)
             kind = CODE_TYPES[self._scheme.activations]
             codes = np.clip(np.rint(array / scale) + int(zero), kind.low, kind.high).astype(kind.container)
@@ -213,8 +212,7 @@ class QuantizingPatch(Patch):
         return self._shared.weights.error(weight, self._coding(weight, reduce, scheme), self._label)
 
     def _coding(self, weight: Value, reduce: Sequence[int], scheme: Scheme, block_size: int = 0) -> WeightSpec:
-        assert weight.constant is not None
-        rank = len(weight.constant.shape)
+        rank = len(weight.elements.shape)
         axes = tuple(range(rank)) if scheme.granularity == "tensor" else tuple(sorted(axis % rank for axis in reduce))
         summed = None if self.anchor is None else summed_pairs(self.anchor, weight, scheme)
         return WeightSpec(axes, scheme.weight_bits, block_size, summed)
@@ -228,8 +226,7 @@ class QuantizingPatch(Patch):
             scheme: The node's settings.
 
         """
-        assert weight.constant is not None
-        axis = reduce[0] % len(weight.constant.shape)
+        axis = reduce[0] % len(weight.elements.shape)
         coding = WeightSpec((axis,), scheme.weight_bits, scheme.block_size, zero_points=True)
         return self._shared.weights.block_codes(weight, coding, self._label)
 
@@ -240,8 +237,7 @@ class QuantizingPatch(Patch):
 
     def stored(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme, block_size: int = 0) -> Value:
         """Return a float weight that the file holds in 12, 8 or 4 bit, one for all readers."""
-        assert weight.constant is not None
-        rank = len(weight.constant.shape)
+        rank = len(weight.elements.shape)
         kept = [axis for axis in range(rank) if axis not in [shared % rank for shared in reduce]]
         linear = scheme.form == "qdq" and scheme.weight_bits <= 8
         if linear and len(kept) > 1 and not block_size:  # DequantizeLinear has scales along one axis only

@@ -163,8 +163,7 @@ def _constants(node: Node) -> list[Value]:
 
 def _placed(value: Value, lead: Shape) -> np.ndarray | None:
     """Return a constant as `[last, rows]`, each 1 where it is the same for all; None where it does not fit."""
-    assert value.constant is not None
-    array = value.constant.numpy()
+    array = value.elements.numpy()
     if array.ndim > len(lead) + 1:
         return None
     array = array.reshape((1,) * (len(lead) + 1 - array.ndim) + array.shape)

@@ -36,8 +36,7 @@ def merge_equal(model: Model) -> int:
     for group in (values for values in alike.values() if len(values) > 1):
         equal: dict[bytes, list[Value]] = {}
         for value in group:
-            assert value.constant is not None
-            equal.setdefault(_digest(value.constant), []).append(value)
+            equal.setdefault(_digest(value.elements), []).append(value)
         for values in (values for values in equal.values() if len(values) > 1):
             patches.append(_share(values))
             gone += len(values) - 1
@@ -54,8 +53,7 @@ def _share(values: Sequence[Value]) -> Patch:
     kept = next((value for value in values if value.graph is scope), None)
     patch = Patch(scope, None, f"store what equals {values[0].name} once")
     if kept is None:
-        assert values[0].constant is not None
-        kept = patch.constant(values[0].constant, values[0].name)
+        kept = patch.constant(values[0].elements, values[0].name)
     for value in values:
         for use in list(value.uses) if value is not kept else ():
             patch.rewire(use.node, use.slot, kept)

@@ -115,8 +115,7 @@ def _followed(reshape: Node, order: _Order, lies: Sequence[Axes]) -> np.ndarray 
     """Return what a Reshape reads if the axes in front of it are others; None where it copies a length that is open."""
     value = reshape.inputs[1]
     assert value is not None
-    assert value.constant is not None
-    shape = np.array(value.constant.numpy(), np.int64)
+    shape = np.array(value.elements.numpy(), np.int64)
     for place in np.flatnonzero(shape == 0).tolist():
         (axis,) = order.made[place]
         size = order.sizes[axis]

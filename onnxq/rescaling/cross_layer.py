@@ -227,9 +227,7 @@ def measured_inputs(nodes: Iterable[Node], stats: Stats) -> dict[Node, Value]:
         reader = linear_reader(node, 0)
         if value is None or reader is None or value.name not in stats or ChannelStats not in stats[value.name]:
             continue
-        tensor = reader.value.constant
-        assert tensor is not None
-        if stats[value.name][ChannelStats].channels == tensor.shape[reader.axis] * reader.groups:
+        if stats[value.name][ChannelStats].channels == reader.value.elements.shape[reader.axis] * reader.groups:
             found[node] = value
     return found
 

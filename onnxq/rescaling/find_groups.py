@@ -75,9 +75,9 @@ def _weights_are_its_own(group: ScaleGroup) -> bool:
     """Whether all readers of each weight take part; otherwise it would have to be stored twice."""
     taking_part = {(constant.node, constant.slot) for constant in group.constants}
     for constant in group.constants:
-        tensor = constant.value.tensor
-        assert tensor is not None
-        if tensor.size > group.channels and any(tuple(use) not in taking_part for use in constant.value.uses):
+        if constant.value.elements.size > group.channels and any(
+            tuple(use) not in taking_part for use in constant.value.uses
+        ):
             return False
     return True
 

@@ -15,8 +15,7 @@ from onnxq.rescaling.groups import AbsorbingConstant
 
 def constant_array(value: Value) -> np.ndarray:
     """Return the elements of a constant, float64."""
-    assert value.constant is not None
-    return value.constant.numpy().astype(np.float64)
+    return value.elements.numpy().astype(np.float64)
 
 
 class FoldedWeights:

@@ -111,14 +111,8 @@ def _pays(readers: Sequence[AbsorbingConstant], least_columns: int) -> bool:
 
 
 def _columns(reader: AbsorbingConstant) -> int:
-    shape = _shape(reader)
+    shape = reader.value.elements.shape
     return int(np.prod(shape)) // shape[reader.axis]
-
-
-def _shape(reader: AbsorbingConstant) -> tuple[int, ...]:
-    tensor = reader.value.constant
-    assert tensor is not None
-    return tensor.shape
 
 
 def prices(readers: Sequence[AbsorbingConstant], least_gain: float) -> tuple[float, dict[int, float]]:
@@ -133,9 +127,9 @@ def prices(readers: Sequence[AbsorbingConstant], least_gain: float) -> tuple[flo
 
     """
     price = least_gain * MUL_SHARE / sum(map(_columns, readers))
-    if any(len(_shape(reader)) != 2 or reader.node.outputs[0] is None for reader in readers):
+    if any(len(reader.value.elements.shape) != 2 or reader.node.outputs[0] is None for reader in readers):
         return price, {}
-    channels = _shape(readers[0])[readers[0].axis]
+    channels = readers[0].value.elements.shape[readers[0].axis]
     counts = [count for count in COUNTS if count < channels]
     shares = {count: (OUTLIERS_SHARE + count * OUTLIER_SHARE) / channels for count in counts}
     return price, {count: min(least_gain * share, ENOUGH_GAIN) for count, share in shares.items()}
@@ -163,8 +157,7 @@ def _insert(
     weights: dict[tuple[Value, int], Value] = {}  # a square one may be read transposed, too
     for reader in readers:
         old = reader.value
-        assert old.constant is not None
-        exact = old.constant.numpy()
+        exact = old.elements.numpy()
         if candidate.exponent is not None:
             exact = reader.apply(exact.astype(np.float64), candidate.divisor).astype(np.float32)
             if (old, reader.axis) not in weights:

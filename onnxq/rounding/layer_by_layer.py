@@ -85,8 +85,7 @@ class BlockJob:
     @property
     def key(self) -> WeightKey:
         """The key of the solution."""
-        assert self.weight.constant is not None
-        return self.weight.constant, self.coding
+        return self.weight.elements, self.coding
 
     def rows(self) -> WeightRows:
         """Return the weight as rows."""

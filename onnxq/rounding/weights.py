@@ -203,8 +203,7 @@ class Weights:
             shared axes, or as many as there are blocks.
 
         """
-        assert weight.constant is not None
-        asked = weight.constant, self._as_run(coding)
+        asked = weight.elements, self._as_run(coding)
         key = self._within.get(asked, asked)
         coding = key[1]
         if minimum is not None and coding.bits < 8:  # what is searched for with a floor could be another even above it
@@ -216,7 +215,7 @@ class Weights:
             coded = self._floored(weight, coding, minimum, reader)
         if key in self._saturating and asked[1].summed is not None:
             pairs, measured = self._saturating[key]
-            self._cures[name or reader, weight.constant] = pair_cure(name or reader, pairs, measured=measured)
+            self._cures[name or reader, weight.elements] = pair_cure(name or reader, pairs, measured=measured)
         return coded
 
     def error(self, weight: Value, coding: WeightSpec, reader: str) -> float:
@@ -228,10 +227,9 @@ class Weights:
             reader: The node that reads it, for the message.
 
         """
-        assert weight.constant is not None
-        key = weight.constant, self._as_run(coding)
+        key = weight.elements, self._as_run(coding)
         if key not in self._within and self._chosen_as(key) not in self._rounded:
-            known_here = _errors_to_nearest.setdefault(weight.constant, {})
+            known_here = _errors_to_nearest.setdefault(weight.elements, {})
             if key[1] not in known_here:
                 known_here[key[1]] = _squared_error(weight, self.codes(weight, coding, None, reader))
             return known_here[key[1]]
@@ -243,8 +241,7 @@ class Weights:
 
     def _floored(self, weight: Value, coding: WeightSpec, minimum: np.ndarray, reader: str) -> RoundingResult:
         """Return codes with a least scale: found once, for variants of a model ask for the same again and again."""
-        assert weight.constant is not None
-        key = (weight.constant, coding), minimum.tobytes()
+        key = (weight.elements, coding), minimum.tobytes()
         if key not in self._above_floors:
             while len(self._above_floors) >= MOST_FLOORED:
                 del self._above_floors[next(iter(self._above_floors))]
@@ -255,8 +252,7 @@ class Weights:
         self, weight: Value, coding: WeightSpec, minimum: np.ndarray | None, reader: str, name: str = ""
     ) -> RoundingResult:
         """Quantize a weight with 7 bits, as `codes` does with 8; the report names the node."""
-        assert weight.constant is not None
-        self._cures[name or reader, weight.constant] = seven_bits(name or reader)
+        self._cures[name or reader, weight.elements] = seven_bits(name or reader)
         return self.codes(weight, replace(coding, bits=SAFE_BITS), minimum, reader)
 
     def cures(self) -> tuple[SaturationCure, ...]:
@@ -275,11 +271,10 @@ class Weights:
             Codes of the weight's shape; scales and zero points along the axis for each block.
 
         """
-        assert weight.constant is not None
-        key = (weight.constant, coding)
+        key = (weight.elements, coding)
         self._block_readers.setdefault(key, {})[reader] = None
         if key not in self._blocks:
-            rows = WeightRows(weight.constant.view(), coding.axes)
+            rows = WeightRows(weight.elements.view(), coding.axes)
             if key not in self._solutions:
                 found = solve_blocks(_finite(rows.array(), weight, reader), None, coding.bits, coding.block_size)
                 self._solutions[key] = found.kept(self.keep)
@@ -287,27 +282,26 @@ class Weights:
             solved = self._solutions[key].codes
             codes, scales = rows.restore(solved.codes, solved.scales)
             zeros = rows.restore(solved.codes, solved.zeros)[1]
-            weight.constant.release()
+            weight.elements.release()
             release_array(solved.codes)
             release_array(solved.scales)
             self._blocks[key] = BlockCodes(codes, scales, zeros).kept(self.keep)
             del codes, scales, zeros
             if self._spool is not None:
-                trim_heap(weight.constant.nbytes)
+                trim_heap(weight.elements.nbytes)
         return self._blocks[key]
 
     def _choose(self, weight: Value, coding: WeightSpec, minimum: np.ndarray | None, reader: str) -> RoundingResult:
         """Choose the codes of a weight: those that were searched for, or else to nearest."""
-        assert weight.constant is not None
-        key = (weight.constant, coding)
+        key = (weight.elements, coding)
         chosen = self._chosen_as(key)
-        large = weight.constant.nbytes >= SPOOLED and 7 <= coding.bits <= 8 and not coding.block_size
+        large = weight.elements.nbytes >= SPOOLED and 7 <= coding.bits <= 8 and not coding.block_size
         if self._spool is not None and large and chosen not in self._rounded:
             return self._spooled(weight, coding, minimum, reader, self._spool)
-        rows = WeightRows(weight.constant.numpy(), coding.axes)
+        rows = WeightRows(weight.elements.numpy(), coding.axes)
         floor = None if minimum is None else rows.floor(minimum)
         job = self._jobs.get(key)
-        pairs = _pairs(weight.constant, coding) if job is None else job.pairs
+        pairs = _pairs(weight.elements, coding) if job is None else job.pairs
         plain: np.ndarray | None = None
         if pairs is not None and key not in self._saturating:
             plain = finite_rows(rows, weight, reader)
@@ -318,7 +312,7 @@ class Weights:
             codes, scales = rows.restore(*_nearest(plain, floor, coding, pairs))
         else:
             codes, scales = rows.restore(rounded.codes, rounded.scales)
-        weight.constant.release()
+        weight.elements.release()
         return self.keep(codes), scales
 
     def _searched(self, key: WeightKey, chosen: WeightKey, floor: np.ndarray | None) -> RoundedWeight | None:
@@ -375,11 +369,10 @@ class Weights:
     def _spooled(
         self, weight: Value, coding: WeightSpec, minimum: np.ndarray | None, reader: str, spool: Spool
     ) -> RoundingResult:
-        assert weight.constant is not None
         summed = coding.summed if coding.bits == 8 else None
         limit = 2 ** (coding.bits - 1) - 1
-        coded = nearest_codes(weight.constant.numpy(), coding.axes, minimum, spool, limit, summed)
-        weight.constant.release()
+        coded = nearest_codes(weight.elements.numpy(), coding.axes, minimum, spool, limit, summed)
+        weight.elements.release()
         if coded is None:
             raise _unsound(weight, reader)
         return coded
@@ -436,21 +429,20 @@ def rounding_jobs(
     for (weight, coding), nodes in searched_weights(plan).items():
         if coding.zero_points:
             continue
-        assert weight.constant is not None
         moments = layers.moments(stats, *nodes)
         if moments is None and nodes[0].op_type != "Conv":  # nothing is known of its inputs that would gain anything
             continue
-        rows = WeightRows(_finite(weight.constant.numpy(), weight, nodes[0].label), coding.axes)
+        rows = WeightRows(_finite(weight.elements.numpy(), weight, nodes[0].label), coding.axes)
         rows.release()
         noise = max(_noise(node, qparams, plan) for node in nodes)
-        jobs[weight.constant, coding] = RoundingJob(
+        jobs[weight.elements, coding] = RoundingJob(
             rows,
             moments or prior_moments(nodes[0]),
             coding.bits,
             block_size=coding.block_size or None,
             noise=noise,
             readers=tuple(node.name or node_key(node) for node in nodes),
-            pairs=_pairs(weight.constant, coding, _largest(nodes, moments, qparams, plan, coding)),
+            pairs=_pairs(weight.elements, coding, _largest(nodes, moments, qparams, plan, coding)),
         )
     return jobs
 
@@ -495,9 +487,8 @@ def _largest_in_rows(moments: LayerMoments | None, coding: WeightSpec) -> np.nda
 
 def _shared_axes(node: Node, weight: Value) -> tuple[int, ...]:
     """Axes of a weight that an output channel sums over."""
-    assert weight.constant is not None
     if node.op_type == "Conv":
-        return tuple(range(1, len(weight.constant.shape)))
+        return tuple(range(1, len(weight.elements.shape)))
     first = node.inputs[0] is weight
     transposed = node.op_type == "Gemm" and node.attribute("transA" if first else "transB", 0)
     return (1 if first != bool(transposed) else 0,)
@@ -587,9 +578,8 @@ def _pairs(weight: Tensor, coding: WeightSpec, largest: np.ndarray | None = None
 
 
 def _squared_error(weight: Value, coded: RoundingResult) -> float:
-    assert weight.constant is not None
     codes, scales = coded
-    return float(np.square(codes * scales - weight.constant.numpy()).sum(dtype=np.float64))
+    return float(np.square(codes * scales - weight.elements.numpy()).sum(dtype=np.float64))
 
 
 def _nearest(

@@ -67,8 +67,7 @@ def plan_sliced_table(site: NodeView) -> QuantizedForm:
 def rewrite_sliced_table(site: NodeView, patch: Rewriter) -> None:
     """Slice codes, Cast, and Mul by a scale of each column."""
     name, table = site.output.name, site.value(0)
-    assert table.constant is not None
-    codes, scales = patch.codes(table, reduce=tuple(range(len(table.constant.shape) - 1)), scheme=site.scheme)
+    codes, scales = patch.codes(table, reduce=tuple(range(len(table.elements.shape) - 1)), scheme=site.scheme)
     stored = patch.constant(codes, f"{table.name}_quantized", beside=table)
     scale = patch.constant(scales.reshape(-1), f"{table.name}_scale", beside=table)
     rows = patch.op("Slice", stored, *site.node.inputs[1:], hint=f"{name}_quantized")
@@ -86,9 +85,8 @@ def rewrite_table(site: NodeView, patch: Rewriter) -> None:
         _look_up_blocks(site, patch, *tied)
         return
     name, table, indices = site.output.name, site.value(0), site.value(1)
-    assert table.constant is not None
     errors = [patch.rounding_error(table, reduce=(axis,), scheme=site.scheme) for axis in (0, 1)]
-    by_row = errors[1] < errors[0] and table.constant.shape[0] > 1
+    by_row = errors[1] < errors[0] and table.elements.shape[0] > 1
     codes, scales = patch.codes(table, reduce=(int(by_row),), scheme=site.scheme)
     stored = patch.constant(codes, f"{table.name}_quantized", beside=table)
     scale = patch.constant(scales if by_row else scales.reshape(-1), f"{table.name}_scale", beside=table)

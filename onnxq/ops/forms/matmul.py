@@ -61,9 +61,8 @@ def rewrite_static_matmul(site: NodeView, patch: Rewriter) -> None:
         rewrite_integer_matmul(site, patch)
         return
     weight, data = site.value(1), site.value(0)
-    assert weight.constant is not None
     # A stack of matrices has one scale: onnxruntime fuses scales along one axis as well, and fails when it runs that.
-    rank = len(weight.constant.shape)
+    rank = len(weight.elements.shape)
     after = _constant_add(site) if site.scheme.bias == "int32" and not patch.output_quantized else None
     bias = _added(after).numpy() if after is not None and rank == 2 and _is_matrix(data) else None
     minimum = None if bias is None else minimum_scale(bias, patch.activation_scale(data))[None]
@@ -173,7 +172,7 @@ def rewrite_static_gemm(site: NodeView, patch: Rewriter) -> None:
     node, weight = site.node, site.value(1)
     channel = 0 if node.attribute("transB", 0) else 1
     alpha = np.float32(node.attribute("alpha", 1.0))
-    columns = _columns(weight, channel)
+    columns = weight.elements.shape[channel]
     bias = _bias_vector(site, columns)
     x_scale = patch.activation_scale(site.value(0))
     in_float = bias is not None and site.scheme.bias == "float"
@@ -198,11 +197,6 @@ def rewrite_static_gemm(site: NodeView, patch: Rewriter) -> None:
         _give(site, patch, site.output, product)
     else:
         patch.replace(site.output, add_bias(site, patch, product))
-
-
-def _columns(weight: Value, channel: int) -> int:
-    assert weight.constant is not None
-    return weight.constant.shape[channel]
 
 
 def _bias_vector(site: NodeView, columns: int) -> np.ndarray | None:

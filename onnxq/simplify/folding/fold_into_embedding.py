@@ -93,8 +93,7 @@ def _table(part: Subgraph, table: Tensor, opset: int) -> np.ndarray | None:
     known: dict[Value, Any] = {part.entry: table.numpy().astype(np.float64)}
     for node in part.nodes:
         for value in _constants([node]):
-            assert value.constant is not None
-            array = value.constant.numpy()
+            array = value.elements.numpy()
             kept = array if node.op_type == "MatMul" else array.reshape(_along_row(array.shape))
             known[value] = kept.astype(np.float64) if kept.dtype.kind == "f" else kept
     try:

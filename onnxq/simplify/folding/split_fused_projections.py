@@ -305,7 +305,6 @@ def _written(patch: Patch, chain: Chain, part: ColumnSlice) -> Value:
 
 
 def _taken(weight: Value, columns: np.ndarray, axis: int) -> Tensor:
-    tensor = weight.constant
-    assert tensor is not None
+    tensor = weight.elements
     shape = tuple(len(columns) if place == axis else size for place, size in enumerate(tensor.shape))
     return DeferredTensor(tensor.dtype, shape, lambda: np.ascontiguousarray(tensor.numpy().take(columns, axis)))

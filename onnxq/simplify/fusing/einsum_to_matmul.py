@@ -194,8 +194,7 @@ def _matrix(
     """Return the constant as a matrix or a stack of them: itself where it is one, and once for all that read it so."""
     layout, weight = product.layout, product.node.inputs[product.slot]
     assert weight is not None
-    tensor = weight.constant
-    assert tensor is not None
+    tensor = weight.elements
     perm = tuple(product.terms.weight.index(letter) for letter in layout.stack + layout.summed + layout.columns)
     matrix = (math.prod(product.shape(layout.summed)), math.prod(product.shape(layout.columns)))
     shape = (*product.shape(layout.stack), *matrix)

@@ -100,7 +100,6 @@ def compute(nodes: Sequence[Node], known: dict[Value, Any], opset: int) -> dict[
 
 
 def _wide(value: Value) -> np.ndarray:
-    assert value.constant is not None
-    array = value.constant.numpy()
+    array = value.elements.numpy()
     array = array.reshape(()) if array.size == 1 else array
     return array.astype(np.float64) if array.dtype.kind == "f" else array
