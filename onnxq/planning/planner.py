@@ -179,9 +179,12 @@ def _without_ranges(node: Node, plan: Plan, opset: int) -> Decision:
     """Decide about a node that cannot be static, in a body that no sample has run."""
     scheme = plan.recipe.scheme_for(node.op_type, node.name)[0]
     names = AUTO_WITHOUT_DATA if scheme.name == "auto" else ("weight-int8",)
-    made = _first_accepted(node, scheme, names, opset, plan.costs)
     why = "no sample runs the body it stands in"
-    return replace(made, reason=f"{made.reason}: {why}" if made.scheme else why)
+    for name in names:
+        made = _first_accepted(node, scheme, (name,), opset, plan.costs)
+        if made.form is not None and made.form.opset <= opset:  # samples have run the model, which stays of its opset
+            return replace(made, reason=f"{made.reason}: {why}")
+    return Decision(node, None, why)
 
 
 def _of_opset(decision: Decision, plan: Plan, opset: int) -> Decision:

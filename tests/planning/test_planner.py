@@ -371,3 +371,16 @@ def test_a_product_of_one_row_gets_its_scale_at_run_time_with_data_too(op_type: 
     for target in ("openvino", "qnn"):
         (other,) = make_plan(typed(proto), recipe_of("auto", target=target), with_data=True).decisions
         assert other.scheme == "static-int8"
+
+
+@pytest.mark.parametrize(("opset", "scheme"), [(20, None), (21, "weight-int8")])
+def test_a_body_that_no_sample_has_run_gets_no_form_of_a_newer_operator_set(opset, scheme):
+    """Samples have run the model as it is: it is not converted any more. Blocks are of opset 21."""
+    then = graph([node("MatMul", "x w", "t")], {}, ["t"], {"w": floats(32, 32)}, "then")
+    other = graph([node("MatMul", "x v", "e")], {}, ["e"], {"v": floats(32, 32, seed=1)}, "else")
+    holder = helper.make_node("If", ["c"], ["z"], name="holder", then_branch=then, else_branch=other)
+    model = typed(raw([holder], {"c": (TensorProto.BOOL, []), "x": [4, 32]}))
+    model.opsets[""] = opset
+    unreached = next(body for body in model.graph.graphs() if body.name == "then")
+    plan = plan_again(model, Plan(recipe_of(STATIC, block_size=16, form="qdq")), unreached=[unreached])
+    assert [d.scheme for d in plan.decisions if d.node.graph is unreached] == [scheme]

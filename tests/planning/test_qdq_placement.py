@@ -201,6 +201,18 @@ def test_qnn_asks_for_an_operator_set_whose_maxima_know_codes(opset: int, raised
     assert report.comparison.worst_sqnr > 35
 
 
+@pytest.mark.parametrize("target", ["generic", "qnn"])
+def test_a_transposed_conv_asks_for_an_operator_set_with_round(target: str) -> None:
+    """onnxruntime rounds the bias of a ConvTranspose between pairs when it loads the model."""
+    weights = {"w": floats(8, 4, 3, 3, scale=0.2), "b": floats(4, seed=1)}
+    proto = build([node("ConvTranspose", "x w b", "y")], {"x": [1, 8, 6, 6]}, weights=weights, opset=10)
+    recipe = load_recipe("static-int8").setting(granularity="tensor")
+    report = quantize(proto, recipe, samples={"x": floats(8, 1, 8, 6, 6)}, target=target)
+    assert report.counts() == {"static-int8": 1}
+    assert report.model.opset_import[0].version == 11
+    assert report.comparison.worst_sqnr > 30
+
+
 def test_of_two_convolutions_the_earlier_one_is_the_residual():
     weights = {"w": floats(8, 3, 1, 1), "v": floats(8, 3, 1, 1, seed=1)}
     nodes = [node("Conv", "x w", "c"), node("Conv", "x v", "d"), node("Add", "c d", "y")]
