@@ -5,10 +5,12 @@ Tests: `tests/ir/test_opset.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import onnx
 
 from onnxq.ir.commit import commit
-from onnxq.ir.graph import Node
+from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
 from onnxq.ir.patch import Patch, named_after
 from onnxq.ir.proto_fields import walk
@@ -19,6 +21,7 @@ BROADCAST_OPSET = 7  # before, broadcasting is asked for by attribute; source: o
 BROADCASTING = ("Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Equal", "Greater", "Less")
 HARDMAX_OPSET = 13  # before, Hardmax works on the input flattened at `axis`
 RESIZE_OPSET = 11  # before, Resize and Upsample map coordinates asymmetrically; afterwards by half pixels by default
+DROPOUT_OPSET = 12  # before, onnxruntime gives a mask of zeros for inference, of floats below 10; afterwards all is true
 GROUP_NORM_OPSET = 21  # before, GroupNormalization has a scale for each group; afterwards for each channel
 
 
@@ -38,11 +41,17 @@ def prepare_conversion(model: Model, minimum: int) -> None:
             continue
         if node.op_type == "GroupNormalization" and model.opset < GROUP_NORM_OPSET <= minimum:
             raise ValueError(f"GroupNormalization changes its meaning on the way (node {node.label})")
+        if node.op_type == "Dropout" and model.opset < DROPOUT_OPSET <= minimum and _is_read(node.outputs[1:]):
+            raise ValueError(f"the mask of a Dropout changes its meaning on the way (node {node.label})")
         if node.op_type == "Pad" and model.opset < PAD_OF_CODES <= minimum:
             _drop_idle_value(node)
         if node.op_type == "Hardmax" and model.opset < HARDMAX_OPSET <= minimum:
             patches.append(_flatten_hardmax(node))
     commit(patches)
+
+
+def _is_read(values: Iterable[Value | None]) -> bool:
+    return any(value is not None and (value.uses or value.is_output) for value in values)
 
 
 def _aligned(node: Node) -> Patch | None:
