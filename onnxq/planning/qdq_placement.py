@@ -20,8 +20,7 @@ from onnxq.targets.target import Target, load_target
 WEIGHTED = ("Conv", "ConvTranspose", "MatMul", "Gemm")
 DATA_FIRST = ("Clip", "Resize", "Pad")  # their other float inputs are settings
 SAME_SCALE = ("MaxPool", "Gather", "Expand", "Tile", *MOVERS)
-# What onnxruntime makes of pairs around an operator: ReduceMax of codes, and Round for the bias of a ConvTranspose
-LEAST_OPSET = {"ReduceMax": 12, "ConvTranspose": 11}
+LEAST_OPSET = {"ReduceMax": 12}  # onnxruntime takes pairs around it away, and it knows codes from there on
 
 
 @cache
@@ -91,7 +90,7 @@ def place_qdq(site: NodeView, target: Target) -> QuantizedForm:
     if output == form.output:
         return form
     sentence = "Q/DQ on input, weight and output" if output else "Q/DQ on input and weight, float output"
-    return replace(form, sentence=sentence, output=output, opset=max(form.opset, LEAST_OPSET.get(node.op_type, 1)))
+    return replace(form, sentence=sentence, output=output)
 
 
 def _has_weight(node: Node) -> bool:

@@ -67,6 +67,16 @@ def test_gelu_in_its_forms():
     close(both("FastGelu", [x, bias]))
 
 
+@pytest.mark.parametrize("settings", [{}, {"transBatchA": 1, "transBatchB": 1}, {"transA": 1, "transBatchB": 1}])
+def test_products_of_stacks(settings):
+    left = {(0, 0): (2, 3, 4, 5), (1, 0): (2, 3, 5, 4), (0, 1): (4, 2, 3, 5)}
+    right = {0: (2, 3, 5, 6), 1: (5, 2, 3, 6)}
+    turned = settings.get("transA", 0), settings.get("transBatchA", 0)
+    a, b = floats(*left[turned]), floats(*right[settings.get("transBatchB", 0)], seed=1)
+    close(both("FusedMatMul", [a, b], alpha=0.5, **settings))
+    close(both("FusedMatMul", [floats(4, 5), floats(6, 5, seed=1)], transB=1))
+
+
 @pytest.mark.parametrize("past", [0, 5])
 def test_a_sink_of_each_head_takes_a_share(past):
     heads, kv_heads, size, length = 4, 2, 16, 3

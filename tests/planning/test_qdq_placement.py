@@ -201,14 +201,16 @@ def test_qnn_asks_for_an_operator_set_whose_maxima_know_codes(opset: int, raised
     assert report.comparison.worst_sqnr > 35
 
 
-@pytest.mark.parametrize("target", ["generic", "qnn"])
+@pytest.mark.parametrize("target", ["cpu", "generic", "qnn"])
 def test_a_transposed_conv_asks_for_an_operator_set_with_round(target: str) -> None:
     """onnxruntime rounds the bias of a ConvTranspose between pairs when it loads the model."""
     weights = {"w": floats(8, 4, 3, 3, scale=0.2), "b": floats(4, seed=1)}
-    proto = build([node("ConvTranspose", "x w b", "y")], {"x": [1, 8, 6, 6]}, weights=weights, opset=10)
+    nodes = [node("ConvTranspose", "x w b", "h"), node("Conv", "h v", "y")]
+    weights["v"] = floats(4, 4, 1, 1, seed=2)
+    proto = build(nodes, {"x": [1, 8, 6, 6]}, weights=weights, opset=10)
     recipe = load_recipe("static-int8").setting(granularity="tensor")
     report = quantize(proto, recipe, samples={"x": floats(8, 1, 8, 6, 6)}, target=target)
-    assert report.counts() == {"static-int8": 1}
+    assert report.counts() == {"static-int8": 2}
     assert report.model.opset_import[0].version == 11
     assert report.comparison.worst_sqnr > 30
 

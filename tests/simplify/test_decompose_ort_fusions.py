@@ -11,6 +11,7 @@ from helpers import floats, graph, node
 from onnx import TensorProto, helper
 from support import assert_same, simplified
 
+from onnxq import quantize
 from onnxq.ir import infer_types, parse
 from onnxq.stages.prepare import prepare
 
@@ -244,3 +245,26 @@ def test_attention_in_float16_keeps_its_type():
         value.tensor.dtype for value in found.model.initializers() if "scale" in value.name or "barred" in value.name
     }
     assert kinds == {TensorProto.FLOAT16}
+
+
+@pytest.mark.parametrize("given", [{}, {"transB": 1}, {"transA": 1, "alpha": 0.125}, {"transA": 1, "transB": 1}])
+def test_a_product_with_a_constant_can_be_quantized(given: dict[str, Any]) -> None:
+    shape = ["n", 32, 48] if given.get("transA") else ["n", 48, 32]
+    weight = floats(64, 32) if given.get("transB") else floats(32, 64)
+    proto = contrib([fused("FusedMatMul", "x w", **given)], {"x": shape}, {"w": weight})
+    found = simplified(proto, "decompose_ort_fusions")
+    assert found.notes[0] == NOTE
+    assert_same(proto, found, [{"x": floats(2, *shape[1:], seed=7)}], 1e-5)
+    report = quantize(proto, "static-int8", samples={"x": floats(8, 1, *shape[1:], seed=8)})
+    assert report.counts()["static-int8"] == 1
+    assert report.comparison.worst_sqnr > 30
+
+
+def test_products_of_activations_of_rows_before_a_stack_and_of_shared_weights_stay() -> None:
+    scores = contrib([fused("FusedMatMul", "x x", transB=1, alpha=0.125)], X, {})
+    assert simplified(scores, "decompose_ort_fusions").notes == ()
+    stacks = contrib([fused("FusedMatMul", "x w", transBatchA=1)], X, {"w": floats(32, 8)})
+    assert simplified(stacks, "decompose_ort_fusions").notes == ()
+    nodes = [fused("FusedMatMul", "x w", transB=1), fused("FusedMatMul", "y w", "z")]
+    shared = contrib(nodes, X, {"w": floats(32, 32)}, (3, 3))
+    assert simplified(shared, "decompose_ort_fusions").notes == (NOTE,)

@@ -18,6 +18,7 @@ from onnxq.ops.forms.family import (
 )
 from onnxq.ops.forms.per_row_conv import plan_row_conv, rewrite_row_conv
 
+ROUND_OPSET = 11  # onnxruntime rounds the bias of a ConvTranspose between pairs when it loads a model
 GEOMETRY = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides", "output_padding", "output_shape")
 
 
@@ -37,11 +38,9 @@ def plan_static_conv(site: NodeView) -> QuantizedForm:
 def plan_static_conv_transpose(site: NodeView) -> QuantizedForm:
     """Accept a ConvTranspose; onnxruntime computes it in float, so its output and bias stay float."""
     _conv_weight(site)
-    return QuantizedForm(
-        "Q/DQ on input and weight, float output and bias",
-        activations=(0,),
-        opset=site.scheme.pair_opset(activation=True, weight=True),
-    )
+    opset = site.scheme.pair_opset(activation=True, weight=True)
+    opset = opset if site.input(2) is None else max(opset, ROUND_OPSET)
+    return QuantizedForm("Q/DQ on input and weight, float output and bias", activations=(0,), opset=opset)
 
 
 @register_plan("Conv", when="dynamic-int8")

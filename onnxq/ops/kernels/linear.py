@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxq.ir.graph import MICROSOFT
 from onnxq.ops.kernels.arrays import Array, normalize_axis
 from onnxq.ops.kernels.registry import kernel
 
@@ -60,6 +61,24 @@ def gemm_with_broadcast(
 ) -> Array:
     """Gemm of operator sets 1 to 6, where C broadcasts only when `broadcast` is set."""
     return gemm(a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
+
+
+@kernel("FusedMatMul", domain=MICROSOFT)
+def fused_matmul(
+    a: Array,
+    b: Array,
+    *,
+    alpha: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+    transBatchA: int = 0,
+    transBatchB: int = 0,
+) -> Array:
+    """Alpha A' B', where rows may stand in front of the axes of a stack, and matrices may be transposed."""
+    moved = (np.moveaxis(x, 0, -2) if before else x for x, before in ((a, transBatchA), (b, transBatchB)))
+    factors = zip(moved, (transA, transB), strict=True)
+    product = matmul(*(np.swapaxes(x, -1, -2) if turned and x.ndim > 1 else x for x, turned in factors))
+    return product if alpha == 1.0 else product * product.dtype.type(alpha)
 
 
 @kernel("Einsum", since=12)

@@ -18,12 +18,14 @@ from onnxq.ir.graph import MICROSOFT, Node, Value
 from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import Change, register_pass
 from onnxq.ir.patch import Patch, named_after
+from onnxq.ir.tensor import ArrayTensor
 from onnxq.simplify.opset_builders import add_scalar
 
 OPSET, AXES_OPSET = 17, 18  # the first with LayerNormalization, and whose ReduceMean has its axes as an input
 EPSILON = 1e-12  # where none is stated
 MASKED = -10000.0
 NO_ACTIVATION, CLIP_OPSET = "", 11  # from where on the ends of a Clip are inputs
+OPSETS = {"FusedConv": CLIP_OPSET, "FusedGemm": CLIP_OPSET, "FusedMatMul": 1}  # of others than `OPSET`
 KINDS = (None, TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)  # None: not known, and taken for float
 PARAMETERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys((NO_ACTIVATION, "Relu", "Sigmoid", "Tanh"), ()),
@@ -44,7 +46,7 @@ def decompose_ort_fusions(model: Model) -> Iterator[Change]:
                 write = partial(write, newer=model.opset >= AXES_OPSET)
             if write is not None and write(patch, node):
                 named_after(patch, node)
-                yield Change(patch, opset=CLIP_OPSET if node.op_type in ("FusedConv", "FusedGemm") else OPSET)
+                yield Change(patch, opset=OPSETS.get(node.op_type, OPSET))
 
 
 def _made(node: Node, *slots: int) -> list[Value | None] | None:
@@ -264,6 +266,30 @@ def _with_activation(patch: Patch, node: Node) -> bool:
     return True
 
 
+def _scaled_product(patch: Patch, node: Node) -> bool:
+    """MatMul by a constant: of transposed factors, and times a number."""
+    made, data, weight = _made(node, 0), node.inputs[0], node.input(1)
+    if made is None or made[0] is None or data is None or weight is None or weight.constant is None:
+        return False
+    kind, name, rank = data.dtype, node.label, len(data.shape or ())
+    if kind not in KINDS or node.attribute("transBatchA", 0) or node.attribute("transBatchB", 0):
+        return False
+    if node.attribute("transA", 0):
+        if rank < 2:
+            return False
+        data = patch.op("Transpose", data, hint=f"{name}_rows", perm=[*range(rank - 2), rank - 1, rank - 2])
+    if node.attribute("transB", 0) and len(weight.elements.shape) > 1:
+        if weight.only_use is None:  # the file would hold it twice
+            return False
+        array = np.ascontiguousarray(np.swapaxes(weight.elements.numpy(), -1, -2))
+        weight = patch.constant(ArrayTensor(array), f"{weight.name}_transposed")
+    value = patch.op("MatMul", data, weight, hint=f"{name}_product")
+    alpha = float(node.attribute("alpha", 1.0))
+    value = value if alpha == 1.0 else patch.op("Mul", value, _number(patch, alpha, kind, f"{name}_alpha"), hint=name)
+    patch.replace(made[0], value)
+    return True
+
+
 def _text(value: object) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
@@ -273,6 +299,7 @@ WRITERS: dict[str, Callable[[Patch, Node], bool]] = {
     "EmbedLayerNormalization": _embed_layer_normalization,
     "FusedConv": _with_activation,
     "FusedGemm": _with_activation,
+    "FusedMatMul": _scaled_product,
     "SkipLayerNormalization": _skip_layer_normalization,
     "SkipSimplifiedLayerNormalization": _skip_layer_normalization,
 }
