@@ -147,7 +147,7 @@ def session(data: bytes, level: Any = NONE, keep: str = "", *, exact: bool = Fal
         options.optimized_model_filepath = keep
     if exact and host_saturates():
         options.add_session_config_entry("session.x64quantprecision", "1")
-    return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"], enable_fallback=0)
 
 
 def run(data: bytes, feeds: Feeds, level: Any = NONE, *, exact: bool = False) -> list[np.ndarray]:

@@ -132,7 +132,7 @@ def kernel_times(model: bytes, feeds: Mapping[str, np.ndarray], seconds: float =
     options.enable_profiling = True
     with temporary_folder() as folder:
         options.profile_file_prefix = f"{folder}/profile"
-        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
         started, runs = time.monotonic(), 0
         while runs < RUNS and (runs < LEAST_RUNS or time.monotonic() - started < seconds):
             session.run(None, dict(feeds))
