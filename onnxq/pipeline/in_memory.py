@@ -37,6 +37,7 @@ from onnxq.search.held_out import HoldoutSplit
 from onnxq.search.meet_budget import SearchOutcome, bits_by_size, meet_accuracy, settle_codes
 from onnxq.search.trials.float_transforms import transform_values
 from onnxq.search.variants import Variants, calibrate_and_round
+from onnxq.search.without_data import settle_without_data
 from onnxq.stages.finish import finalize, with_fast_prompts
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, exclude_unreached_bodies
@@ -128,6 +129,9 @@ def _choose_and_rewrite(
     if samples is not None or budget.is_set:
         observer.step("search")
         outcome = meet_accuracy(variants, budget)
+    elif not prepared.fast:
+        observer.step("search")
+        outcome = settle_without_data(variants)
     outcome = settle_codes(variants, budget, outcome)
     halves = None
     if samples is not None and stats is None and not prepared.fast:

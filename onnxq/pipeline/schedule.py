@@ -206,6 +206,8 @@ class Schedule:
         yield from _shared(self._calibrate(), share)
         if self._with_data or self._budget.is_set:
             yield from _shared(self._search(), share)
+        elif not self._prepared.fast:
+            yield from _shared(self._contributions(), share)
         yield from _shared(self._compare(), share)
 
     def _trials(
@@ -295,12 +297,7 @@ class Schedule:
         prices, quick = self._prices, self._split.searched
         nodes = len(weighted_decisions(self._prepared.plan))
         strict = self._budget.is_accuracy
-        yield Work("search", "judge", prices.float_outputs(quick))
-        if nodes > ALL_ALONE:
-            yield Work("search", "layers", 3 * prices.evaluate(PASS_SAMPLES))
-        groups = GROUPS + 2 * (SPLITS if strict else FEW_SPLITS)
-        alone = (nodes, quick) if nodes <= ALL_ALONE else (groups, self._split.grouped)
-        yield from self._trials("search", *alone, share=IN_PART)
+        yield from self._contributions()
         yield from self._trials("search", 1, quick)
         yield from self._trials("search", FREE_TRIALS, quick, PROBABLE)
         yield from self._trials("search", 4, quick, POSSIBLE)
@@ -320,6 +317,17 @@ class Schedule:
         if self._tries and any(d.settings and d.settings.bias_correction for d in self._prepared.plan.decisions):
             yield Work("correct", "biases", 2 * prices.evaluate(self._half), RARE)
             yield from self._trials("correct", 2, self._half, POSSIBLE, share=CORRECTED)
+
+    def _contributions(self) -> Iterator[Work]:
+        """List the runs that show what each node adds to the error."""
+        prices, quick = self._prices, self._split.searched
+        nodes = len(weighted_decisions(self._prepared.plan))
+        yield Work("search", "judge", prices.float_outputs(quick))
+        if nodes > ALL_ALONE:
+            yield Work("search", "layers", 3 * prices.evaluate(PASS_SAMPLES))
+        groups = GROUPS + 2 * (SPLITS if self._budget.is_accuracy else FEW_SPLITS)
+        alone = (nodes, quick) if nodes <= ALL_ALONE else (groups, self._split.grouped)
+        yield from self._trials("search", *alone, share=IN_PART)
 
     def _goals(self) -> Iterator[Work]:
         """List the trials of nodes to compute in float, which only results of low SQNR ask for."""

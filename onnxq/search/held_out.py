@@ -132,6 +132,7 @@ class HoldoutSplit:
 
     def evaluator(self, samples: Samples) -> SqnrEvaluator:
         """Return what judges variants on some samples; those that were run before are not run again."""
+        samples.made_up = self.samples.made_up
         made = SqnrEvaluator(self.baseline, samples, self._known)
         self._known = made.known
         return made

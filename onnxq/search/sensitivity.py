@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import fields
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -142,12 +144,19 @@ def quantize_only(plan: Plan, chosen: Collection[Decision]) -> Choices:
     for decision in plan.decisions:
         key = node_key(decision.node)
         if key in kept and decision.scheme is not None:
-            known = plan.choices.get(key)
-            settings = known.settings if known is not None and known.scheme == decision.scheme else ()
-            choices[key] = Override(decision.scheme, ALONE, settings)
+            choices[key] = Override(decision.scheme, ALONE, _own_settings(plan, decision))
         elif decision.node not in plan.absorbed and (decision.form is None or not decision.form.passive):
             choices[key] = Override("float", ALONE)
     return choices
+
+
+def _own_settings(plan: Plan, decision: Decision) -> tuple[tuple[str, Any], ...]:
+    """Return in which fields the settings of a node differ from those of the recipe: scales by row, bits of a head."""
+    if decision.settings is None:
+        return ()
+    asked, _ = plan.recipe.scheme_for(decision.node.op_type, decision.node.name)
+    pairs = ((each.name, getattr(decision.settings, each.name)) for each in fields(asked) if each.name != "name")
+    return tuple((name, value) for name, value in pairs if value != getattr(asked, name))
 
 
 def _parts(count: int, groups: int) -> list[Group]:

@@ -83,6 +83,7 @@ class SqnrEvaluator:
         self._shared = [shared_axes(value, baseline.opset) for value in self._scores.values()]
         self._measured = [*(output.name for output in baseline.graph.outputs), *self._selection.read]
         self._outputs = len(self._measured)
+        self._made_up = samples.made_up
         measured = [*self._measured, *(value.name for value in self._scores.values())]
         names = list(dict.fromkeys([*measured, *self._selection.picked]))
         self._expected: list[_Expected] = []
@@ -309,17 +310,22 @@ class SqnrEvaluator:
         return run
 
     def _counts(self) -> list[bool]:
-        """Tell which outputs count: no labels if there are others, and no picks."""
+        """Tell which outputs count: no labels if there are others, no picks, and no probabilities of random numbers.
+
+        Those are clear cases mostly: a detector finds nothing. Their scores tell more.
+        """
         dtypes = [str(getattr(array, "dtype", "")) for array in self._expected[0].arrays[: self._outputs]]
         counts = [
-            counted and name not in self._selection.picked
+            counted and name not in self._selection.picked and not (self._made_up and name in self._scores)
             for name, counted in zip(self._measured, with_sqnr(dtypes), strict=True)
         ]
         return counts + [True] * len(self._scores)
 
     def _relative(self, place: int, array: Any) -> Any:
-        """Take from scores what a Softmax does not see: the mean."""
-        axes = self._shared[place - self._outputs] if place >= self._outputs else None
+        """Take from scores what a Softmax does not see, and what random numbers do not change: the mean."""
+        axes = None
+        if place >= self._outputs:
+            axes = self._shared[place - self._outputs] or ((0, None) if self._made_up else None)
         if axes is None or not array.size:
             return array
         over = tuple(range(array.ndim)[slice(*axes)])

@@ -1,0 +1,83 @@
+"""Random numbers tell of a model without data which nodes compute in float after all, and which get more bits.
+
+Ranges that are chosen on random numbers serve no other samples, and without data nothing has such a range. Codes of
+weights and scales that are found at run time make errors on any numbers, and these show at the outputs. Scales at run
+time lose more on others, whose values are spread less evenly.
+
+Some networks give the same whatever the numbers are, which says nothing. Then no scales are found at run time, and all
+stored weights get more bits.
+
+Tests: `tests/search/test_without_data.py`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from onnxq.errors import OnnxqError
+from onnxq.planning.decision import Choices, Override, node_key
+from onnxq.search.candidates import Candidate, find_candidates, is_priced, saved_time, searchable
+from onnxq.search.meet_budget import FEW_SPLITS, GOALS, SearchOutcome, stored_unless_worthwhile
+from onnxq.search.sensitivity import quantize_only, sensitivity, weighted_decisions
+from onnxq.search.variants import Variants
+from onnxq.search.wide_weights import UNSEEN
+
+NO_ERROR = 1e-11  # of the size of the outputs: errors below which nothing of random numbers reaches them
+# dB that scales at run time lose more on others. Those of three text recognizers and a voice encoder lose 1 to 12
+MORE_ON_OTHERS = 6.0
+
+
+def settle_without_data(variants: Variants) -> SearchOutcome:
+    """Let those nodes compute in float whose scales at run time are too coarse for random numbers.
+
+    Weights that are only stored may get more bits when codes are settled.
+
+    Args:
+        variants: The model, with samples that are made up.
+
+    """
+    plan = variants.prepared.plan
+    if not any(searchable(plan, decision) for decision in weighted_decisions(plan)):
+        return SearchOutcome()
+    try:
+        found = sensitivity(variants, splits=FEW_SPLITS)
+        ranked = find_candidates(plan, found, variants.prepared.model.opset)
+        computing = [move for move in ranked if move.computes]
+        if all(one.noise <= NO_ERROR for one in found):
+            return SearchOutcome({move.key: Override("weight-int8", UNSEEN) for move in computing}, found)
+        return SearchOutcome(stored_unless_worthwhile(variants, _too_coarse(variants, computing)), found)
+    except OnnxqError:  # it does not run on random numbers, which the comparison reports
+        return SearchOutcome()
+
+
+def _too_coarse(variants: Variants, ranked: list[Candidate]) -> Choices:
+    """Return nodes to float, those first that make most of the error for their time, as far as a goal is worth it."""
+    plan, best = variants.prepared.plan, 0
+    more = MORE_ON_OTHERS + _more_together(variants, ranked)
+    for goal, share in GOALS if is_priced(plan) else GOALS[:1]:
+        count, most = _needed(ranked, goal + more), share * saved_time(plan)
+        if count > best and math.fsum(move.cost for move in ranked[:count]) > most:
+            break
+        best = max(best, count)
+    return _in_float(ranked[:best])
+
+
+def _in_float(moves: list[Candidate]) -> Choices:
+    return {move.key: move.ways[-1].choice for move in moves}
+
+
+def _more_together(variants: Variants, ranked: list[Candidate]) -> float:
+    """Return how many dB more error some nodes make together than the errors of each add up to."""
+    keys, alone = {move.key for move in ranked}, math.fsum(move.noise for move in ranked)
+    if len(ranked) < 2 or not 0 < alone < math.inf:
+        return 0.0
+    plan = variants.prepared.plan
+    only = quantize_only(plan, [decision for decision in plan.decisions if node_key(decision.node) in keys])
+    together = float(variants.judge.noise(variants.model(only, costs_count=False)).max())
+    return max(10 * math.log10(together / alone), 0.0) if 0 < together < math.inf else 0.0
+
+
+def _needed(ranked: list[Candidate], goal: float) -> int:
+    """Return how many of the first have to go so that the others together make no more error than a goal allows."""
+    left = [math.fsum(move.noise for move in ranked[place:]) for place in range(len(ranked) + 1)]
+    return next(place for place, noise in enumerate(left) if noise <= 10 ** (-goal / 10))

@@ -1,0 +1,73 @@
+"""Random numbers tell which weights need more bits, and which scales at run time are too coarse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from helpers import build, floats, node
+from test_wide_weights import schemes, some, steep_network
+
+from onnxq import quantize
+from onnxq.data.samples import input_specs
+from onnxq.data.synthetic import random_samples
+from onnxq.ir import load
+from onnxq.ir.shape_inference.types import infer_types
+from onnxq.planning.recipe import choose_recipe
+from onnxq.search.candidates import Candidate
+from onnxq.search.held_out import HoldoutSplit
+from onnxq.search.sensitivity import quantize_only
+from onnxq.search.without_data import _needed
+from onnxq.stages.prepare import prepare
+from onnxq.verification.compare import compare
+
+
+def test_weights_get_more_bits_without_data_where_outputs_are_far_from_float(tmp_path: Path) -> None:
+    source = steep_network(tmp_path)
+    found = {}
+    for fast in (True, False):
+        report = quantize(source, output=tmp_path / "q.onnx", fast=fast, force=True)
+        assert ("weight-int12" in schemes(report)) is not fast
+        found[fast] = compare(source, tmp_path / "q.onnx", some(16, 900), latency=False).worst_sqnr
+    assert found[False] > found[True] + 3
+
+
+def test_weights_get_more_bits_where_random_numbers_do_not_reach_the_output(tmp_path: Path) -> None:
+    """All of the first layer is below zero, and Relu leaves nothing of it: what 8 bit loses does not show."""
+    weights = {f"w{place}": floats(96, 96, seed=place) for place in range(2)}
+    bias = np.full(96, -1e6, np.float32)
+    nodes = [node("MatMul", "x w0", "m"), node("Add", "m b", "a"), node("Relu", "a", "r"), node("MatMul", "r w1", "y")]
+    onnx.save(build(nodes, {"x": ["N", 96]}, ["y"], {**weights, "b": bias}), tmp_path / "m.onnx")
+    report = quantize(tmp_path / "m.onnx", output=tmp_path / "q.onnx")
+    assert {*schemes(report)} <= {"weight-int12", "weight-int8"}
+    assert "weight-int12" in schemes(report)
+
+
+def test_probabilities_of_random_numbers_do_not_count_and_their_scores_do_without_their_mean(tmp_path: Path) -> None:
+    weights = {"w": floats(8, 8, seed=1), "b": np.full(8, -40, np.float32)}
+    nodes = [node("MatMul", "x w", "m"), node("Add", "m b", "s"), node("Sigmoid", "s", "y")]
+    onnx.save(build(nodes, {"x": ["N", 8]}, ["y"], weights), tmp_path / "m.onnx")
+    onnx.save(build(nodes, {"x": ["N", 8]}, ["y"], {**weights, "w": weights["w"] * 1.1}), tmp_path / "q.onnx")
+    model, other = load(tmp_path / "m.onnx"), load(tmp_path / "q.onnx")
+    infer_types(model)
+    judge = HoldoutSplit(model, random_samples(input_specs(model), 4)).ranking_evaluator
+    assert 19 < judge.sqnr(other) < 21  # a tenth of the scores, whatever their mean
+
+
+def test_nodes_quantized_alone_keep_their_settings(tmp_path: Path) -> None:
+    """A scale for every row is another form than one for all rows, which may be none at all."""
+    weights = {"w": floats(256, 256, seed=1)}
+    source = tmp_path / "m.onnx"
+    onnx.save(build([node("MatMul", "x w", "y")], {"x": [1, 64, 256]}, ["y"], weights), source)
+    prepared = prepare(load(source), choose_recipe("auto"), with_data=False)
+    (decision,) = [one for one in prepared.plan.decisions if one.node.op_type == "MatMul"]
+    assert decision.settings is not None
+    assert decision.settings.activation_granularity == "row"
+    (choice,) = quantize_only(prepared.plan, [decision]).values()
+    assert dict(choice.settings)["activation_granularity"] == "row"
+
+
+def test_as_many_nodes_go_as_leave_no_more_error_than_a_goal_allows() -> None:
+    moves = [Candidate(str(place), noise, 0.0, 0.0, computes=True) for place, noise in enumerate((0.1, 0.01, 0.001))]
+    assert [_needed(moves, goal) for goal in (5, 15, 25, 35)] == [0, 1, 2, 3]
