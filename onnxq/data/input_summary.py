@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxq.data.text.roles import CACHE
 from onnxq.data.validation import InputSpec
 
 
@@ -126,7 +127,8 @@ class InputSummaries:
 
     def __init__(self, inputs: Sequence[InputSpec]) -> None:
         self._inputs = tuple(inputs)
-        self._axes = {spec.name: channel_axis(spec.shape) for spec in inputs}
+        # Caches of four heads have the shape of pictures
+        self._axes = {s.name: None if CACHE.search(s.name.lower()) else channel_axis(s.shape) for s in inputs}
         self._sums = {spec.name: _Sums() for spec in inputs}
 
     def add(self, sample: Mapping[str, np.ndarray]) -> None:
