@@ -6,7 +6,6 @@ Tests: `tests/cli/test_cli_help.py`, `tests/test_version.py`.
 from __future__ import annotations
 
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 
 __version__ = "0.1.0"
 
@@ -20,6 +19,8 @@ def installed_version(package: str) -> str | None:
         package: Its name, under which another one may be installed that has the same modules.
 
     """
+    from importlib.metadata import PackageNotFoundError, version  # most of the time of `import onnxq` otherwise
+
     for name in (package, *OTHER_NAMES.get(package, ())):
         with suppress(PackageNotFoundError):
             return version(name)

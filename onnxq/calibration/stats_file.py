@@ -141,11 +141,14 @@ def read_arrays(path: Path, parse: Callable[[dict[str, np.ndarray]], T], what: s
         ValueError,
         TypeError,
         AttributeError,
+        RuntimeError,  # an archive with a password
         zipfile.BadZipFile,
         zlib.error,
     ) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         reason = f"it has no array {reason}" if isinstance(error, KeyError) else reason
+        if "allow_pickle" in reason:  # NumPy takes any other file for a pickled object, and advises to load it
+            reason = "it is no .npz file"
         kind = "no" if what == "statistics" else "no whole"
         raise DataError(f"{path} holds {kind} {what}: {reason}", hint) from error
 

@@ -407,7 +407,7 @@ def _settings(table: Mapping[str, Any], label: str, extra: tuple[str, ...]) -> d
     settings = {}
     for key, value in table.items():
         if key not in keys:
-            hint = did_you_mean(key, [*keys, *extra]) or f"Known keys: {', '.join(sorted(keys))}."
+            hint = did_you_mean(key, [*keys, *extra], cutoff=0.6) or f"Known keys: {', '.join(sorted(keys))}."
             raise RecipeError(f"recipe {label} has an unknown key '{key}'", hint)
         settings[keys[key]] = _checked(key, value, types[keys[key]], label)
     return settings

@@ -34,6 +34,8 @@ def register_custom_ops(library: str | Path) -> None:
 
     """
     path = Path(library).resolve()
+    if path.is_dir():
+        raise ModelError(f"{library} is a folder", "Give the library of custom operators in it.")
     if not path.is_file():
         raise ModelError(f"the library of custom operators {library} does not exist", "Check the path.")
     if str(path) in LIBRARIES:

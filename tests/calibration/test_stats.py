@@ -241,5 +241,8 @@ def test_files_in_the_way_or_of_another_kind(tmp_path):
     np.savez(path, format=np.array([{}], dtype=object))
     with pytest.raises(DataError, match="holds no statistics"):
         load_stats(path)
+    path.write_text("{}")  # which NumPy takes for a pickled object, and says how to load it
+    with pytest.raises(DataError, match=r"holds no statistics: it is no \.npz file"):
+        load_stats(path)
     with pytest.raises(DataError, match="does not exist"):
         load_stats(tmp_path / "absent.npz")

@@ -147,6 +147,12 @@ def test_a_link_back_gives_no_picture_twice(tmp_path: Path) -> None:
     assert names(read_folder_of_pictures(tmp_path).rows) == ["a.png", "b.png"]
 
 
+def test_a_folder_that_is_called_like_a_picture_is_none(tmp_path: Path) -> None:
+    touch(tmp_path, "a.png", "b.png")
+    (tmp_path / "c.png").mkdir()
+    assert names(read_folder_of_pictures(tmp_path).rows) == ["a.png", "b.png"]
+
+
 def test_a_folder_below_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     touch(tmp_path, "a.png", "sub/b.png")
     scan = os.scandir

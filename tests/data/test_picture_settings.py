@@ -27,6 +27,7 @@ def made(text: str = "", of: InputSpec | None = None) -> Preprocess:
 
 
 def test_commas_part_settings_and_numbers() -> None:
+    assert parse_settings(["mean=[0.5, 0.4,0.3],std=(1,2,3)"], [])[0] == {"mean": (0.5, 0.4, 0.3), "std": (1, 2, 3)}
     shared, single = parse_settings(
         ["size=224x320,mean=0.485,0.456,0.406", "channels=gray", "mask.value=0,1", "a.b.scale=255"],
         ["mask", "a.b", "a"],
@@ -61,6 +62,7 @@ def test_commas_part_settings_and_numbers() -> None:
         ("value=0", "'value' belongs to an input", "x.value=0"),
         ("size=8,size=9", "has 'size' twice", "once"),
         ("config=", "config cannot be ''", "config=none"),
+        ("y.size=3", "has 'y.size', and no input is called 'y'", "Inputs are x."),
     ],
 )
 def test_what_is_wrong_is_said(text: str, message: str, hint: str) -> None:

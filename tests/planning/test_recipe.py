@@ -133,6 +133,7 @@ def test_a_file_that_is_no_text(tmp_path):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        ("[defaults]", "unknown key 'defaults' | Known keys: "),
         ("granularty = 'tensor'", "unknown key 'granularty' | Did you mean 'granularity'?"),
         ("Scheme = 'auto'", "unknown key 'Scheme' | Did you mean 'scheme'?"),
         ("rule = []", "unknown key 'rule' | Did you mean 'rules'?"),

@@ -187,6 +187,8 @@ def test_a_library_is_registered_in_every_session(tmp_path: Path, monkeypatch: p
 def test_a_library_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not exist"):
         register_custom_ops(tmp_path / "nothing.so")
+    with pytest.raises(ModelError, match="is a folder"):
+        register_custom_ops(tmp_path)
     (tmp_path / "text.so").write_text("no library")
     with pytest.raises(ModelError, match="is no library of custom operators that onnxruntime can load"):
         register_custom_ops(tmp_path / "text.so")

@@ -201,6 +201,9 @@ def _refuse_irregular(path: Path) -> None:
     try:
         found = path.stat()
     except (OSError, ValueError) as error:
+        if isinstance(error, FileNotFoundError) and path.is_symlink():
+            told = f"{path} is a link to {path.readlink()}, which does not exist"
+            raise DataError(told, "Mend the link, or remove it.") from error
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"{path} cannot be read: {reason}", "Check its name and permissions.") from error
     if not stat.S_ISREG(found.st_mode):

@@ -68,7 +68,7 @@ def read_folder_of_pictures(folder: Path) -> Pictures:
 
     """
     found = sorted((path for path in folder.iterdir() if path.name[0] != "."), key=natural_order)
-    direct = [path for path in found if is_picture(path)]
+    direct = [path for path in found if is_picture(path) and not path.is_dir()]
     found = [path for path in found if not _leads_back(path, folder)]
     below = {path: pictures for path in found if path.is_dir() and (pictures := _pictures(path))}
     notes = _left_out(folder, [path for path in walk_files(folder) if not is_picture(path)])

@@ -61,6 +61,10 @@ def parse_settings(
     for key, value in _pairs(texts):
         name = max((name for name in names if key.startswith(f"{name}.")), key=len, default="")
         bare = key[len(name) + 1 :] if name else key
+        front, point, behind = bare.rpartition(".")
+        if point and behind in (KEYS if keys is None else keys):
+            hint = did_you_mean(front, names, cutoff=0.6) or f"Inputs are {', '.join(names)}."
+            raise DataError(f"--preprocess has '{key}', and no input is called '{front}'", hint)
         target = single.setdefault(name, {}) if name else shared
         if bare in target:
             raise DataError(f"--preprocess has '{key}' twice", "Give it once.")
@@ -139,8 +143,9 @@ def number(text: str) -> float | None:
 
 
 def parse_numbers(text: str) -> tuple[float, ...] | None:
-    """Read numbers with commas between them; None where one is none."""
-    values = [number(part) for part in text.replace(";", ",").split(",")]
+    """Read numbers with commas between them, in brackets or not; None where one is none."""
+    inner = text[1:-1] if text[:1] + text[-1:] in ("[]", "()") else text
+    values = [number(part) for part in inner.replace(";", ",").split(",")]
     return None if None in values else tuple(value for value in values if value is not None)
 
 
