@@ -67,7 +67,12 @@ def minimal_statistics(plan: Plan) -> StatisticFactory:
 
 
 def trial_statistics(
-    plan: Plan, layers: MeasuredLayers, *, settled: bool = False, thinning: Thinning = EVERYTHING
+    plan: Plan,
+    layers: MeasuredLayers,
+    *,
+    settled: bool = False,
+    thinning: Thinning = EVERYTHING,
+    others: Iterable[Value] = (),
 ) -> StatisticFactory:
     """List the statistics that choose ranges and codes of a trial, those by output error among them.
 
@@ -78,20 +83,31 @@ def trial_statistics(
         layers: The layers whose codes are chosen.
         settled: Whether the way to choose ranges is settled; without it, those by output error are tried as well.
         thinning: How much of each sample is measured.
+        others: Values that have ranges in other plans.
 
     """
     needs = needs_of(plan.range_methods, trial=not settled)
     if Needs.HISTOGRAM in needs:
         return OutputSensitivity(plan, layers.kinds).kinds
-    besides = with_curves(plan, partial(layers.kinds, basics=range_kinds, thinning=thinning), thinning)
+    besides = with_curves(plan, partial(layers.kinds, basics=range_kinds, thinning=thinning), thinning, others=others)
     if Needs.WEIGHTED_HISTOGRAM not in needs:
         return besides
     return OutputSensitivity(plan, besides, lambda name: (Histogram(thinning.elements),), thinning.elements).kinds
 
 
-def with_curves(plan: Plan, kinds: StatisticFactory, thinning: Thinning = EVERYTHING) -> StatisticFactory:
-    """Measure histograms, too, of values whose readers make little of negative ones; see `shallow_ends`."""
-    owners = {plan.range_owner(value) for value in plan.calibrated()} - plan.followed()
+def with_curves(
+    plan: Plan, kinds: StatisticFactory, thinning: Thinning = EVERYTHING, *, others: Iterable[Value] = ()
+) -> StatisticFactory:
+    """Measure histograms, too, of values whose readers make little of negative ones; see `shallow_ends`.
+
+    Args:
+        plan: The decisions.
+        kinds: What is measured besides.
+        thinning: How much of each sample is measured.
+        others: Values that have ranges in other plans.
+
+    """
+    owners = ({plan.range_owner(value) for value in plan.calibrated()} - plan.followed()) | {*others}
     curved = {value.name for value in owners if (curve := reader_curve(value)) is not None and curve.slope < 1}
     return lambda name: (*kinds(name), Histogram(thinning.elements)) if name in curved else kinds(name)
 

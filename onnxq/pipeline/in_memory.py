@@ -77,7 +77,8 @@ def quantize_in_memory(prepared: Prepared, request: Request) -> Quantized:
     if variants is None or comparison is None or comparison.worst_sqnr >= ENOUGH_IF_FAST:
         return result
     request.observer.step("search")
-    choices = fewest_for_use(variants, probe, comparison.worst_sqnr)
+    with spared_from_collection():
+        choices = fewest_for_use(variants, probe, comparison.worst_sqnr)
     if not choices:
         return result
     rewritten = _rewrite(variants, SearchOutcome(choices), None, request)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from onnx import TensorProto
 
 from onnxq.calibration.layer_moments import MeasuredLayers, rows_read
 from onnxq.calibration.output_sensitivity import OutputSensitivity
@@ -37,7 +36,9 @@ from onnxq.search.sqnr_evaluator import SqnrEvaluator
 from onnxq.stages.measure import (
     TRIAL_COLUMNS,
     QParamsCache,
+    also_in_8bit,
     choose_qparams,
+    is_measured,
     layers_needing_moments,
     measure,
     settled_kinds,
@@ -145,20 +146,17 @@ class Variants:
             # One run of the samples measures what other choices could ask for as well
             unknown = list(dict.fromkeys([*unknown, *self._others(prepared)]))
             plan = prepared.plan
-            kinds = OutputSensitivity(plan).kinds if self._detailed else settled_kinds(plan, None, self.samples)
+            settled = settled_kinds(plan, None, self.samples, unknown)
+            kinds = OutputSensitivity(plan).kinds if self._detailed else settled
             self.stats = self.stats.merge(calibrate_in_parts(prepared.model, unknown, self.samples, kinds=kinds))
         return choose_qparams(prepared.plan, self.stats, self._ranges)
 
-    def _others(self, prepared: Prepared) -> Iterator[Value]:
-        """Yield values that are not measured yet, and that nodes of the main graph read or give in 8 bit."""
+    def _others(self, prepared: Prepared) -> list[Value]:
+        """Return the values of a copy that are not measured yet, and that other plans have in 8 bit."""
         values = prepared.model.graph.values
-        for decision in self.prepared.plan.decisions:
-            if decision.scheme != "static-int8" or decision.node.graph.parent is not None:
-                continue
-            for value in (*decision.node.inputs, *decision.node.outputs):
-                copied = None if value is None or value.name in self.stats else values.get(value.name)
-                if copied is not None and copied.tensor is None and copied.dtype == TensorProto.FLOAT:
-                    yield copied
+        names = (value.name for value in also_in_8bit(self.prepared.plan) if value.name not in self.stats)
+        found = (values.get(name) for name in names)
+        return [value for value in found if value is not None and is_measured(value)]
 
     def noises(
         self,
@@ -222,7 +220,8 @@ def calibrate_and_round(
     collect_garbage(prepared.model)
     prepared = with_ranges(prepared, tried.ranges)
     settled = not detailed and not prepared.fast
-    measured = measure(prepared, layers, samples, stats, observer, settled=settled)
+    others = also_in_8bit(prepared.plan) if prepared.fast else []  # a second pass would take much longer
+    measured = measure(prepared, layers, samples, stats, observer, settled=settled, others=others)
     prepared = exclude_unreached_bodies(prepared, measured)
     if choose_bits is not None:
         observer.step("bits")

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from onnx import TensorProto
+
 from onnxq.calibration.activation_qparams import coarsened, scheme_qparams
 from onnxq.calibration.blocks import BlockMeter, Blocks, BlockSums
 from onnxq.calibration.calibrate import calibrate
@@ -65,6 +67,7 @@ def measure(
     *,
     trial: bool = False,
     settled: bool = False,
+    others: Sequence[Value] = (),
 ) -> Stats:
     """Return the statistics that the plan needs: those that the caller has, or those of one pass over the samples.
 
@@ -76,16 +79,20 @@ def measure(
         observer: Told about progress.
         trial: Measure only what choices need, with the last bits of float32, ranges by output error among them.
         settled: Measure only what settled ranges and codes need, and nothing for files and reports.
+        others: What is measured besides, for other plans.
 
     """
-    values = [*prepared.plan.calibrated(), *layers.values]
+    values = [*prepared.plan.calibrated(), *layers.values, *others]
     if isinstance(stats, Stats):
         return stats
     if stats is not None:
         return load_stats(stats, expected=prepared.source)[0]
     if not values or samples is None:
         return Stats()
-    kinds = settled_kinds(prepared.plan, layers, samples) if settled else _kinds(prepared, layers, samples, trial=trial)
+    if settled:
+        kinds = settled_kinds(prepared.plan, layers, samples, others)
+    else:
+        kinds = _kinds(prepared, layers, samples, trial=trial, others=others)
     return calibrate_in_parts(
         prepared.model,
         values,
@@ -113,9 +120,12 @@ def measure_blocks(
     return meter.sums
 
 
-def settled_kinds(plan: Plan, layers: MeasuredLayers | None, samples: Samples) -> StatisticFactory:
+def settled_kinds(
+    plan: Plan, layers: MeasuredLayers | None, samples: Samples, others: Sequence[Value] = ()
+) -> StatisticFactory:
     """Choose what settled ranges need of each tensor, and codes of weights where layers are given."""
-    return trial_statistics(plan, layers or MeasuredLayers(()), settled=True, thinning=Thinning.of(samples.count))
+    layers, thinning = layers or MeasuredLayers(()), Thinning.of(samples.count)
+    return trial_statistics(plan, layers, settled=True, thinning=thinning, others=others)
 
 
 def complete(stats: Stats, prepared: Prepared, samples: Samples, kinds: StatisticFactory) -> Stats:
@@ -132,11 +142,25 @@ def _has(stats: Stats, name: str, wanted: Sequence[Statistic]) -> bool:
     return name in stats and all(type(statistic) in stats[name] for statistic in wanted)
 
 
-def _kinds(prepared: Prepared, layers: MeasuredLayers, samples: Samples, *, trial: bool) -> StatisticFactory:
+def also_in_8bit(plan: Plan) -> list[Value]:
+    """Return the values of the main graph that nodes read or give in 8 bit in one plan or another."""
+    decisions = [one for one in plan.decisions if one.scheme == "static-int8" and one.node.graph.parent is None]
+    values = (value for one in decisions for value in (*one.node.inputs, *one.node.outputs))
+    return list(dict.fromkeys(value for value in values if value is not None and is_measured(value)))
+
+
+def is_measured(value: Value) -> bool:
+    """Tell whether a value holds floats that samples decide about."""
+    return value.tensor is None and value.dtype == TensorProto.FLOAT
+
+
+def _kinds(
+    prepared: Prepared, layers: MeasuredLayers, samples: Samples, *, trial: bool, others: Sequence[Value] = ()
+) -> StatisticFactory:
     """Choose what is measured of each tensor."""
     needs = needs_of(prepared.plan.range_methods)
     if prepared.fast and needs <= {Needs.EXTREMES}:
-        return with_curves(prepared.plan, range_kinds)
+        return with_curves(prepared.plan, range_kinds, others=others)
     if trial:
         return trial_statistics(prepared.plan, layers, thinning=Thinning.of(samples.count))
     if Needs.WEIGHTED_HISTOGRAM in needs or prepared.strategy is not Strategy.STREAMED:

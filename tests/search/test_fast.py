@@ -19,6 +19,7 @@ from onnxq.pipeline.quantize import quantize
 from onnxq.planning.recipe import parse_recipe
 from onnxq.search.budget import Budget
 from onnxq.search.fast_search import compared
+from onnxq.stages.measure import also_in_8bit
 
 SHARED = Path(__file__).parents[2] / "../shared/arena"
 WIDTH = 64
@@ -129,6 +130,26 @@ def test_what_loses_most_returns_to_float_where_the_model_would_be_of_little_use
     assert schemes[2] in ("weight-int8", "weight-int12")
     assert schemes.count("static-int8") >= 3
     assert report.comparison.worst_sqnr >= 20
+
+
+def test_a_search_finds_all_ranges_measured(tmp_path, monkeypatch):
+    data = spoilt_convolutions(tmp_path / "m.onnx", [1, 1, 80, 1, 1])
+    model = onnx.load(tmp_path / "m.onnx")
+    for one in model.graph.node:  # what a Relu reads is not in 8 bit
+        one.op_type = "Relu" if one.op_type == "Tanh" else one.op_type
+    onnx.save(model, tmp_path / "m.onnx")
+    seen = []
+
+    def searched(variants, *_):
+        seen.append((variants.prepared.plan, variants.stats))
+        return {}
+
+    monkeypatch.setattr("onnxq.pipeline.in_memory.fewest_for_use", searched)
+    quantize(tmp_path / "m.onnx", output=tmp_path / "q.onnx", samples=data, fast=True)
+    [(plan, stats)] = seen
+    names = {value.name for value in also_in_8bit(plan)}
+    assert names <= set(stats.names)
+    assert names > {value.name for value in plan.calibrated()} - {"x"}
 
 
 @pytest.mark.parametrize("factor", [25, 80])  # the second is so far from float that no node is tried alone
