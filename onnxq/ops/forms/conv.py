@@ -18,7 +18,11 @@ from onnxq.ops.forms.family import (
 )
 from onnxq.ops.forms.per_row_conv import plan_row_conv, rewrite_row_conv
 
-ROUND_OPSET = 11  # onnxruntime rounds the bias of a ConvTranspose between pairs when it loads a model
+# onnxruntime quantizes the bias of a ConvTranspose between pairs when it loads a model, of whatever domain these are:
+BIAS_OPSETS = {
+    "tensor": 11,
+    "channel": 13,
+}  # with Round, and a DequantizeLinear of ai.onnx that has the weight's scales
 GEOMETRY = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides", "output_padding", "output_shape")
 
 
@@ -39,7 +43,7 @@ def plan_static_conv_transpose(site: NodeView) -> QuantizedForm:
     """Accept a ConvTranspose; onnxruntime computes it in float, so its output and bias stay float."""
     _conv_weight(site)
     opset = site.scheme.pair_opset(activation=True, weight=True)
-    opset = opset if site.input(2) is None else max(opset, ROUND_OPSET)
+    opset = opset if site.input(2) is None else max(opset, BIAS_OPSETS[site.scheme.granularity])
     return QuantizedForm("Q/DQ on input and weight, float output and bias", activations=(0,), opset=opset)
 
 
