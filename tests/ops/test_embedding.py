@@ -142,7 +142,7 @@ def test_a_table_that_takes_a_small_share_of_all_weights_stays_float():
     assert made.decision("n").reason == reason
 
 
-@pytest.mark.parametrize("least", [-np.inf, np.finfo(F).min])
+@pytest.mark.parametrize("least", [-np.inf, np.finfo(F).min, np.finfo(np.float16).min])
 def test_a_table_that_is_a_mask_stays_float(least):
     mask = np.triu(np.full((64, 80), least, F), 1)
     weights = {"t": mask, "s": np.array([0]), "a": np.array([0])}

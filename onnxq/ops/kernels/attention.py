@@ -15,7 +15,8 @@ import numpy as np
 from onnxq.ops.kernels.arrays import Array, NotCovered
 from onnxq.ops.kernels.registry import kernel
 
-MASKED = 1e30  # a number of this size or more stands for infinity in a mask, and leaves scores out
+# Numbers of this size and more stand for infinity in a mask, and leave scores out: the lowest float16 is -65504
+MASKED = 6e4
 
 
 @kernel("Attention", since=23)
