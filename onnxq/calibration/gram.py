@@ -22,7 +22,6 @@ from onnxq.runtime.blas_threads import single_threaded_blas
 
 CHUNK_ELEMENTS = 1 << 18  # of rows that wait to be multiplied: 1 MB, or an eighth of H where that is more (float64)
 CHUNK_ROWS = 1024
-STRIP = 192  # columns of a product that are computed together, in float32
 
 
 class ColumnBlocks(ABC):
@@ -188,18 +187,6 @@ class Half:
             return self.gram + np.square(cut).sum(axis=2).reshape(self.gram.shape), total
         cut = cut.reshape(-1, self.size, self.filled)
         with single_threaded_blas():
-            gram = np.matmul(cut, cut.transpose(0, 2, 1)) if cut.dtype == np.float64 else _products(cut)
+            gram = np.matmul(cut, cut.transpose(0, 2, 1))
         gram += self.gram
         return gram, total
-
-
-def _products(rows: np.ndarray) -> np.ndarray:
-    """Return `rows @ rows.T` of each block `[blocks, b, values]`; a fifth faster than one product for 1536 columns."""
-    blocks, size = rows.shape[:2]
-    found = np.empty((blocks, size, size), rows.dtype)
-    for block, out in zip(rows, found, strict=True):
-        for start in range(0, size, STRIP):
-            strip = slice(start, start + STRIP)
-            np.matmul(block[strip], block[start:].T, out=out[strip, start:])
-            out[start + STRIP :, strip] = out[strip, start + STRIP :].T
-    return found
