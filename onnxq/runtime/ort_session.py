@@ -158,7 +158,7 @@ def load_native(
         model: Its bytes, or its path.
         settings: How.
         weights: Initializers that the bytes call external data of the folder `/`: they are used where they are, and
-            have to stay there.
+            have to stay there. Given, if only as an empty mapping, sessions keep no memory that they do not use.
         copy: Whether optimisations may look at the elements of those, for which onnxruntime copies them.
         pack: Whether kernels may lay them out in advance, in as much memory again. MatMulNBits then computes in
             integers where it is asked to, and in float otherwise.
@@ -172,10 +172,11 @@ def load_native(
     if isinstance(model, str):
         check_path(model)
     options = settings.options()
+    if weights is not None:
+        options.enable_cpu_mem_arena = False  # many such sessions stand open: none is to keep what it used last
     if weights:
         # Packed weights would be copies, too. If only the second call below is made, all weights are copies.
         options.add_session_config_entry("session.disable_prepacking", "0" if pack else "1")
-        options.enable_cpu_mem_arena = False  # many such sessions stand open: none is to keep what it used last
         for name, array in weights.items():
             options.add_initializer(name, array)
     looked_at = copies or (weights if copy else None)

@@ -25,7 +25,7 @@ from onnxq.runtime.memory import trim_heap
 from onnxq.runtime.ort_session import SessionError, Settings, load_native
 
 SEGMENT = 128 << 20  # bytes of weights that are in memory at a time
-BESIDE = 1 << 20  # bytes from which on a weight stays in its file
+BESIDE = 1 << 18  # bytes from which on a weight stays in its file, and is not copied twice when a segment is opened
 PACKING = "MatMulNBits"  # the operator that computes otherwise without packed weights
 PARAMETERS = slice(2, 4)  # of its inputs: scales and zero points
 PACKED = 64 << 20  # bytes of weights of a segment with those, which are in memory twice while it is opened
