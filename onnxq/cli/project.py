@@ -102,16 +102,16 @@ def was_given(context: typer.Context, name: str | None) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def open_project(config: Path | None) -> Project:
-    """Read the project file, and say what else could be given where there is none."""
+def open_project(config: Path | None, files: Sequence[Path] = ()) -> Project:
+    """Read the project file, and say what else could be given where there is none; `files`: of which it is asked."""
     from onnxq.errors import ProjectError
     from onnxq.project.file import FILE, find_project, how_to_start, load_project
 
     path = config or find_project()
     if path is None:
         raise ProjectError(
-            f"no model is given, and there is no {FILE} in this folder or above it",
-            f"Give a MODEL. {how_to_start()}",
+            f"{'' if files else 'no model is given, and '}there is no {FILE} in this folder or above it",
+            f"{'Leave out --project' if files else 'Give a MODEL'}. {how_to_start()}",
         )
     return load_project(path)
 
@@ -245,7 +245,7 @@ def verify_project(context: typer.Context, config: Path | None, files: Sequence[
     refuse_options(context, ("models", "project", "config", "output_format"))
     from onnxq.project.entry import refuse_missing, select
 
-    project = open_project(config)
+    project = open_project(config, files)
     refuse_missing(project, files)
     entries, _ = select(project, files)
     if not entries and output_format is Format.TEXT:

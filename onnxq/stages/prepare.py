@@ -32,6 +32,7 @@ SEE_NAMES = "`onnxq plan` shows the names and operators of all nodes."
 # Domains of nodes in a model that onnxruntime saved with all its optimizations: `nchwc_transformer.cc`
 LAYOUT_DOMAINS = frozenset(("com.microsoft.nchwc", "com.ms.internal.nhwc"))
 BEFORE_LAYOUT = "Give the model from before that, or save it with ORT_ENABLE_BASIC."
+STORED = "weight-"  # what schemes begin with that leave products float
 ROOM = 0.8  # how full a file may be by estimate before it is counted
 
 
@@ -94,7 +95,16 @@ def prepare(
     prepared = _portable(replan_with_costs(planned, max_size), max_size)
     idle = chosen.idle_globs(node_labels(prepared.model), before)
     warnings = [WarningLine("ignored-option", sentence, SEE_NAMES) for sentence in idle]
+    warnings += _warn_of_range(prepared.plan)
     return replace(prepared, warnings=(*warnings, *_warn_of_layouts(prepared.model)))
+
+
+def _warn_of_range(plan: Plan) -> Iterator[WarningLine]:
+    """Warn where weights are to have 7 bits for products of 8 bits, and none are computed."""
+    schemes = {one.scheme for one in plan.decisions if one.scheme is not None}
+    if plan.recipe.scheme.reduce_range and schemes and all(scheme.startswith(STORED) for scheme in schemes):
+        message = "--reduce-range has no effect: weights are only stored in few bits"
+        yield WarningLine("ignored-option", message, "Leave it out, or choose --recipe static-int8 or dynamic-int8.")
 
 
 def _warn_of_layouts(model: Model) -> Iterator[WarningLine]:

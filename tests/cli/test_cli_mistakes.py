@@ -500,6 +500,13 @@ def test_a_setting_without_effect_is_told_once(cli, here: Path, command: str) ->
     assert (result.out + result.err).count("'preprocess' has no effect") == 1
 
 
+def test_seven_bits_for_weights_that_are_only_stored_are_no_use(cli, here: Path) -> None:
+    said = "warning: --reduce-range has no effect: weights are only stored in few bits (ignored-option)"
+    for recipe, told in (("weight-int8", True), ("dynamic-int8", False)):
+        result = cli("quantize", "m.onnx", "-r", recipe, "--reduce-range", "--dry-run")
+        assert (result.code, said in result.err) == (0, told)
+
+
 def test_layers_of_two_float_models_are_those_of_both(cli, folder: Path) -> None:
     Path("copy.onnx").write_bytes(Path("digits_cnn.onnx").read_bytes())
     run = ("--against", "digits_cnn.onnx", "-d", "digits_calibration.npz")

@@ -200,7 +200,11 @@ def test_another_project_file(cli, project: Path) -> None:
     [
         ("quantize", "no model is given, and there is no onnxq.toml in this folder or above it", START),
         ("verify", "no model is given, and there is no onnxq.toml in this folder or above it", START),
-        ("verify --project x.onnx", "no model is given, and there is no onnxq.toml in this folder or above it", START),
+        (
+            "verify --project x.onnx",
+            "there is no onnxq.toml in this folder or above it",
+            "Leave out --project. ",
+        ),
         ("check", "there is no onnxq.toml in this folder or above it", START),
         ("check gone.onnx", "gone.onnx does not exist", "Check the path of the model."),
         ("check --config no.toml", "no.toml cannot be read (No such file or directory)", "Check the path of the"),

@@ -330,7 +330,7 @@ def test_a_metric_is_not_measured_again_on_the_same_data(repo: Path, options: st
     assert recorded.samples == (4 if "verify" in options else 8)
 
 
-def test_functions_are_found_from_the_project_and_the_path_is_as_before(
+def test_functions_are_found_from_the_project_and_the_path_gets_the_working_folder_at_its_end(
     repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import sys
@@ -339,9 +339,10 @@ def test_functions_are_found_from_the_project_and_the_path_is_as_before(
     Path("onnxq.toml").write_text('[[models]]\nfloat = "models/cnn.onnx"\ndata = ["given_samples:give"]\n')
     monkeypatch.chdir(repo / "data")
     before = list(sys.path)
+    monkeypatch.setattr(sys, "path", list(before))
     (done,) = built()
     assert isinstance(done.error, DataError)  # it was imported, and gives no samples
-    assert sys.path == before
+    assert sys.path == [*before, str(repo / "data")]  # for what a function imports when it is called
     assert "given_samples" in done.error.message
 
 
