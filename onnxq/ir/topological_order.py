@@ -1,6 +1,6 @@
 """Topological order of the nodes of one scope, bodies and what they capture included.
 
-Tests: `tests/ir/test_roundtrip.py`.
+Tests: `tests/ir/test_topological_order.py`, `tests/ir/test_roundtrip.py`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,9 @@ def reads(node: Node) -> Iterator[Value]:
             yield value
     for bodies in node.bodies.values():
         for body in bodies:
-            for value in body.outputs:
+            for value in (*body.outputs, *(value for inner in body.nodes for value in reads(inner))):
                 if value.graph is not body:
                     yield value
-            for inner in body.nodes:
-                yield from reads(inner)
 
 
 def needed_nodes(graph: Graph, wanted: Iterable[Value]) -> list[Node]:
