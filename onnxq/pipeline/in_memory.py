@@ -130,7 +130,7 @@ def _choose_and_rewrite(
     if samples is not None or budget.is_set:
         observer.step("search")
         outcome = meet_accuracy(variants, budget)
-    elif not prepared.fast:
+    elif stats is None and not prepared.fast:
         observer.step("search")
         outcome = settle_without_data(variants)
     outcome = settle_codes(variants, budget, outcome)

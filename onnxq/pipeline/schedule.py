@@ -206,7 +206,7 @@ class Schedule:
         yield from _shared(self._calibrate(), share)
         if self._with_data or self._budget.is_set:
             yield from _shared(self._search(), share)
-        elif not self._prepared.fast:
+        elif not self._with_stats and not self._prepared.fast:
             yield from _shared(self._contributions(), share)
         yield from _shared(self._compare(), share)
 
