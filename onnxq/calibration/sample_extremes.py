@@ -23,8 +23,21 @@ class SampleExtremes(Statistic):
 
     def __init__(self, batches: int = 0, elements: int = 0) -> None:
         self.batches, self.elements = batches, elements
-        self.above = np.zeros(0, np.float32)
-        self.below = np.zeros(0, np.float32)
+        self._above = np.zeros(0, np.float32)
+        self._below = np.zeros(0, np.float32)
+        self._waiting: list[tuple[np.float32, np.float32]] = []  # least and greatest of batches that are not sorted in
+
+    @property
+    def above(self) -> np.ndarray:
+        """The greatest peaks above zero, the greatest first."""
+        self._sort_in()
+        return self._above
+
+    @property
+    def below(self) -> np.ndarray:
+        """The same below zero, without their sign."""
+        self._sort_in()
+        return self._below
 
     def add(self, values: np.ndarray) -> None:
         """Take in a batch."""
@@ -34,13 +47,20 @@ class SampleExtremes(Statistic):
         """Take in a batch whose extremes are known."""
         self.batches += 1
         self.elements += values.size
-        self.above = _greatest(self.above, high)
-        self.below = _greatest(self.below, -low)
+        self._waiting.append((low, high))
+        if len(self._waiting) >= KEPT:
+            self._sort_in()
+
+    def _sort_in(self) -> None:
+        if self._waiting:
+            low, high = np.array(self._waiting, np.float32).T
+            self._above, self._below = _greatest(self._above, high), _greatest(self._below, -low)
+            self._waiting = []
 
     def merge(self, other: Self) -> Self:
         """Return the peaks of both."""
         merged = type(self)(self.batches + other.batches, self.elements + other.elements)
-        merged.above, merged.below = _greatest(self.above, other.above), _greatest(self.below, other.below)
+        merged._above, merged._below = _greatest(self.above, other.above), _greatest(self.below, other.below)
         return merged
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -52,7 +72,7 @@ class SampleExtremes(Statistic):
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:
         """Take the state."""
         made = cls(*(int(count) for count in arrays["counts"]))
-        made.above, made.below = (np.array(arrays[side], np.float32) for side in ("above", "below"))
+        made._above, made._below = (np.array(arrays[side], np.float32) for side in ("above", "below"))
         return made
 
 
@@ -118,7 +138,7 @@ class ChannelPeaks(Statistic):
         if self.high is None or self.low is None or not self.high.size:
             return None
         made = SampleExtremes(len(self.high), self.elements)
-        made.above, made.below = (_greatest(made.above, part.max(axis=1)) for part in (self.high, -self.low))
+        made._waiting = list(zip(self.low.min(axis=1), self.high.max(axis=1), strict=True))
         return made
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -151,7 +171,7 @@ class ChannelPeaks(Statistic):
         self.high, self.low = np.concatenate([self.high, high]), np.concatenate([self.low, low])
 
 
-def _greatest(one: np.ndarray, other: np.ndarray | np.float32) -> np.ndarray:
+def _greatest(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Return the greatest of both, the greatest first; what is below zero is no peak, and counts as zero."""
-    both = np.maximum(np.append(one, other), np.float32(0))
+    both = np.maximum(np.concatenate([one, other]), np.float32(0))
     return np.sort(both)[::-1][:KEPT].astype(np.float32)
