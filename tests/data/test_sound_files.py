@@ -32,6 +32,14 @@ def test_folders_are_classes_that_take_turns(tmp_path: Path) -> None:
         read_folder_of_sounds(tmp_path)
 
 
+def test_links_back_and_folders_called_like_recordings_are_none(tmp_path: Path) -> None:
+    recordings(tmp_path, 2)
+    (tmp_path / "loop").symlink_to(".")
+    (tmp_path / "up").symlink_to(tmp_path.parent)
+    (tmp_path / "c.wav").mkdir()
+    assert [path.name for path in read_folder_of_sounds(tmp_path).files] == ["0.wav", "1.wav"]
+
+
 def test_a_folder_of_other_recordings(tmp_path: Path) -> None:
     (tmp_path / "a.mp3").touch()
     assert holds_sounds(tmp_path)

@@ -69,7 +69,7 @@ def read_folder_of_pictures(folder: Path) -> Pictures:
     """
     found = sorted((path for path in folder.iterdir() if path.name[0] != "."), key=natural_order)
     direct = [path for path in found if is_picture(path) and not path.is_dir()]
-    found = [path for path in found if not _leads_back(path, folder)]
+    found = [path for path in found if not leads_back(path, folder)]
     below = {path: pictures for path in found if path.is_dir() and (pictures := _pictures(path))}
     notes = _left_out(folder, [path for path in walk_files(folder) if not is_picture(path)])
     one = len(below) == 1 and not next(iter(below)).name.isdecimal()  # such as `images`: no class
@@ -186,8 +186,8 @@ def _part(root: Path, place: str, path: Path, part: str) -> Pictures:
     raise DataError(f"{path}: {where}, its '{part}', does not exist", hint)
 
 
-def _leads_back(path: Path, folder: Path) -> bool:
-    """Whether a link leads to the folder that it is in, or to one above: its pictures are there already."""
+def leads_back(path: Path, folder: Path) -> bool:
+    """Whether a link leads to the folder that it is in, or to one above: its files are there already."""
     return path.is_symlink() and path.is_dir() and folder.resolve().is_relative_to(path.resolve())
 
 

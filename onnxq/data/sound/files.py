@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from onnxq.data.pictures.files import SPLITS, below, walk_files
+from onnxq.data.pictures.files import SPLITS, below, leads_back, walk_files
 from onnxq.data.readers import natural_order
 from onnxq.data.text_file import read_lines
 from onnxq.errors import DataError
@@ -65,7 +65,8 @@ def read_folder_of_sounds(folder: Path) -> Sounds:
 
     """
     found = sorted((path for path in folder.iterdir() if path.name[0] != "."), key=natural_order)
-    direct = [path for path in found if is_sound(path)]
+    found = [path for path in found if not leads_back(path, folder)]
+    direct = [path for path in found if is_sound(path) and not path.is_dir()]
     inside = {path: files for path in found if path.is_dir() and (files := _sounds(path))}
     others = [path for path in walk_files(folder) if not is_sound(path)]
     notes = _left_out(folder, others)
