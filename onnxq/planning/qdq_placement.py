@@ -20,7 +20,10 @@ from onnxq.targets.target import Target, load_target
 WEIGHTED = ("Conv", "ConvTranspose", "MatMul", "Gemm")
 DATA_FIRST = ("Clip", "Resize", "Pad")  # their other float inputs are settings
 SAME_SCALE = ("MaxPool", "Gather", "Expand", "Tile", *MOVERS)
-LEAST_OPSET = {"ReduceMax": 12}  # onnxruntime takes pairs around it away, and it knows codes from there on
+LEAST_OPSET = {
+    "DepthToSpace": 11,
+    "ReduceMax": 12,
+}  # onnxruntime takes pairs around them away; older ones know no codes
 
 
 @cache

@@ -191,11 +191,20 @@ def test_qnn_quantizes_constants_beside_activations():
     assert made.sqnr(FEEDS[0]) > 30
 
 
-@pytest.mark.parametrize(("opset", "raised"), [(10, 12), (13, 13)])
-def test_qnn_asks_for_an_operator_set_whose_maxima_know_codes(opset: int, raised: int) -> None:
-    nodes = [node("Relu", "x", "h"), node("ReduceMax", "h", "m", axes=[1]), node("Relu", "m", "y")]
-    samples = {"x": floats(8, 4, 32)}
-    report = quantize(build(nodes, {"x": [4, 32]}, opset=opset), "static-int8", samples=samples, target="qnn")
+@pytest.mark.parametrize(
+    ("operator", "attributes", "opset", "raised"),
+    [
+        ("ReduceMax", {"axes": [1]}, 10, 12),
+        ("ReduceMax", {"axes": [1]}, 13, 13),
+        ("DepthToSpace", {"blocksize": 2}, 10, 11),
+    ],
+)
+def test_qnn_asks_for_an_operator_set_that_knows_codes(
+    operator: str, attributes: dict, opset: int, raised: int
+) -> None:
+    nodes = [node("Relu", "x", "h"), node(operator, "h", "m", **attributes), node("Relu", "m", "y")]
+    samples = {"x": floats(8, 1, 8, 4, 4)}
+    report = quantize(build(nodes, {"x": [1, 8, 4, 4]}, opset=opset), "static-int8", samples=samples, target="qnn")
     assert report.counts() == {"static-int8": 3}
     assert report.model.opset_import[0].version == raised
     assert report.comparison.worst_sqnr > 35
