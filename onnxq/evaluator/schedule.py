@@ -117,8 +117,7 @@ def schedule_nodes(graph: Graph, model: Model, *, wide: bool = False, changing: 
 def _prepare_step(node: Node, model: Model, constants: Mapping[Value, Any] | None, changing: Collection[Value]) -> Step:
     """Prepare a node; `constants` are those that a run in float64 keeps converted, None for a run in float32."""
     opset = model.opsets.get(node.domain, 1)
-    depth = node.graph.depth  # what bodies define themselves is deeper
-    needed = list(dict.fromkeys(value for value in reads(node) if value.graph.depth <= depth))
+    needed = list(dict.fromkeys(reads(node)))
     captured = [value for value in needed if value not in node.inputs]
     kernel = find_kernel(node.op_type, node.domain, opset)
     bodies: dict[str, NodeSchedule] = {}
