@@ -225,7 +225,7 @@ def test_a_transposed_conv_asks_for_operators_that_quantize_its_bias(target: str
     nodes = [node("ConvTranspose", "x w b", "h"), node("Conv", "h v", "y")]
     weights["v"] = floats(4, 4, 1, 1, seed=2)
     proto = build(nodes, {"x": [1, 8, 6, 6]}, weights=weights, opset=10)
-    recipe = load_recipe("static-int8").setting(**settings)
+    recipe = load_recipe("static-int8").setting(**settings, reduce_range=True)  # QNN does not saturate, AVX2 does
     report = quantize(proto, recipe, samples={"x": floats(8, 1, 8, 6, 6)}, target=target)
     assert report.counts() == {"static-int8": 2}
     assert report.model.opset_import[0].version == opset
