@@ -4,9 +4,9 @@
     python tests/bench/bench_same_bytes.py --models FOLDER --data FOLDER NAME…
 
 With folders: `MODELS/NAME.onnx` and `DATA/NAME.npz`, or `NAME_calib.npz`, or a folder `NAME_calib`; `NAME:OTHER`
-where data have another name. Families are those of `as_processor.py`. `--keep FOLDER` leaves every file and what the
-command printed there, by the model's name and the family. Exit code 1 where bytes differ. Times are seconds of
-processor time.
+where data have another name. `--no-data` reads none. Families are those of `as_processor.py`. `--keep FOLDER` leaves
+every file and what the command printed there, by the model's name and the family. Exit code 1 where bytes differ.
+Times are seconds of processor time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NATIVE = "native"
 FAMILIES = (NATIVE, "avx2", "sse41")
 
 
-def digest(model: Path, data: Path, family: str, options: Sequence[str] = (), keep: Path | None = None) -> str:
+def digest(model: Path, data: Path | None, family: str, options: Sequence[str] = (), keep: Path | None = None) -> str:
     """Quantize a model as if on a processor of a family, in a process of its own; return the SHA-256 of the file.
 
     Raises:
@@ -38,7 +38,8 @@ def digest(model: Path, data: Path, family: str, options: Sequence[str] = (), ke
     made = dict(os.environ) if family == NATIVE else environment(family)
     with tempfile.TemporaryDirectory() as folder:
         output = (keep or Path(folder)) / f"{model.stem}.{family}.onnx"
-        command = [sys.executable, "-m", "onnxq", "quantize", str(model), "--data", str(data), "--output", str(output)]
+        command = [sys.executable, "-m", "onnxq", "quantize", str(model), "--output", str(output)]
+        command += ["--data", str(data)] if data is not None else []
         command += ["--force"] if keep is not None else []
         done = subprocess.run([*command, *options], env=made, check=True, capture_output=True)
         if keep is not None:
@@ -53,7 +54,7 @@ def _found(models: Path, data: Path, names: Sequence[str]) -> Iterator[tuple[Pat
         yield models / f"{name}.onnx", next((path for path in given if path.exists()), given[0])
 
 
-def _row(model: Path, data: Path, families: Sequence[str], options: Sequence[str], keep: Path | None) -> bool:
+def _row(model: Path, data: Path | None, families: Sequence[str], options: Sequence[str], keep: Path | None) -> bool:
     """Print the digests of one model; whether they are equal."""
     digests, times = [], []
     for family in families:
@@ -72,6 +73,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--models", type=Path, default=SAMPLES)
     parser.add_argument("--data", type=Path)
+    parser.add_argument("--no-data", action="store_true", help="quantize without any")
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--options", default="", help="further options of `onnxq quantize`")
     parser.add_argument("--keep", type=Path, help="a folder for the files and what was printed")
@@ -85,7 +87,8 @@ def main() -> int:
         pairs = [pair for pair in pairs if not given.names or pair[0].stem in given.names]
     else:
         pairs = list(_found(given.models, given.data, given.names))
-    same = [_row(model, data, families, given.options.split(), given.keep) for model, data in pairs]
+    options = given.options.split()
+    same = [_row(model, None if given.no_data else data, families, options, given.keep) for model, data in pairs]
     return 0 if all(same) else 1
 
 
