@@ -25,7 +25,7 @@ from onnxq.verification.records import Comparison, Contribution, Decoding, Laten
 
 Cell = str | Text
 MOST_REASONS = 12  # lines; the rest is counted
-MOST_ALIKE = 3  # nodes that returned to float for one reason; others are counted
+MOST_ALIKE = 3  # nodes that were made more accurate for one reason; others are counted
 MOST_OUTPUTS = 20
 MOST_CONTRIBUTIONS = 15
 MOST_INPUTS = 16
@@ -205,7 +205,7 @@ def node_tables(report: Report) -> Iterator[RenderableType]:
     yield columns(("became", "nodes", "operators"), rows, right=(1,))
     if report.returned:
         yield ""
-        yield columns(("returned to float", "because"), _returned_rows(report))
+        yield columns(("made more accurate", "because"), _returned_rows(report))
     left = Counter(n.reason for n in report.nodes if n.scheme is None and n.name not in report.returned)
     reasons = left.most_common()
     if reasons:
@@ -227,7 +227,7 @@ def _shown(count: int, most: int) -> int:
 
 
 def _returned_rows(report: Report) -> list[tuple[Cell, ...]]:
-    """Pair nodes that returned to float with the reason; of many with one reason, a few are named."""
+    """Pair nodes that a search made more accurate with the reason; of many with one reason, a few are named."""
     alike: dict[str, list[str]] = {}
     for node in report.nodes:
         if node.name in report.returned:

@@ -72,7 +72,7 @@ class ReportData:
         calibration_samples: How many samples were calibrated on; None without data.
         rules: The recipe in full, as TOML.
         activations: What was measured of each calibrated activation; empty unless asked for.
-        returned: Names of the nodes that a search returned to float for the sake of accuracy.
+        returned: Names of the nodes that a search returned to float, or whose weights got more bits, for accuracy.
         sensitivity: What each quantized node adds to the error of the outputs; empty if not measured.
         weights: How the codes of weights were chosen; empty where all were rounded to nearest.
         saturation: What keeps each layer's integer products within 16 bits; empty where nothing has to.

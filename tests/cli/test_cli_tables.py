@@ -140,4 +140,5 @@ def test_many_nodes_that_returned_to_float_for_one_reason_are_counted(report: Re
 
 def test_a_node_that_was_returned_to_float_is_explained_once(report: Report) -> None:
     text = " ".join(render(report_tables(replace(report, returned=("relu",))), 200).split())
+    assert "made more accurate because" in text, "some compute in float, others have weights of more bits"
     assert text.count(REASON) == 1
