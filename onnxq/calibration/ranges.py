@@ -38,7 +38,7 @@ from onnxq.ops.forms.scheme import RangesSetting
 DEFAULT_PERCENTILE = 99.999
 # Beyond this many levels a cell is narrower than a bin, and its error is s**2 / 12 by the uniform density
 MOST_CELLS = 1024
-# Weight of a squared clipping error at the outputs, where a rounding error counts 1: see docs/benchmarks.md
+# Weight of a squared clipping error at the outputs, where a rounding error counts 1: see docs/benchmarks/choices.md
 CLIPPED = 4.0
 ALIKE = 4  # samples whose peaks are the same: that is no chance
 WIDTHS = np.linspace(1.0, 2.0, 41)

@@ -2,8 +2,8 @@
 
 With `accuracy_level` 4, MatMulNBits rounds its input to 8 bits and sums up each block on its own. That is the fastest
 way for one row. For many rows and small blocks, some processors are faster with float products of unpacked weights,
-which are more accurate, too (`docs/benchmarks.md`, scales by block). The level is an attribute, so an `If` on the
-number of rows holds the graph twice. Weights stay outside, and are stored once.
+which are more accurate, too (`docs/benchmarks/decoders.md`, scales by block). The level is an attribute, so an `If` on
+the number of rows holds the graph twice. Weights stay outside, and are stored once.
 
 Tests: `tests/lowering/test_prompt_branch.py`.
 """

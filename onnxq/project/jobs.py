@@ -19,7 +19,7 @@ from onnxq.project.outcome import Built, up_to_date
 from onnxq.runtime.memory import memory_limit
 from onnxq.runtime.processes import ProcessEnded, Processes
 
-# Memory of a build: a constant, and a factor for each byte of the model's file; see `docs/benchmarks.md`
+# Memory of a build: a constant, and a factor for each byte of the model's file; see `docs/benchmarks/time.md`
 BUILD_BYTES, BYTES_PER_BYTE = 400 << 20, 8
 
 

@@ -45,7 +45,7 @@ from onnxq.verification.records import Comparison, CrossValidation
 
 NORMAL_90 = 1.645  # standard errors on either side that hold nine in ten values
 # Standard deviation in dB between sets of samples, beyond what single samples show. The interval holds 17 of 21 real
-# models with it and 12 without; three of the others have samples of another kind. See docs/benchmarks.md
+# models with it and 12 without; three of the others have samples of another kind. See docs/benchmarks/real-models.md
 BETWEEN_SETS = 1.5
 DECIBEL = 10 / math.log(10)  # of a factor, in units of its logarithm
 
