@@ -29,10 +29,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def codes(err: str) -> set[str]:
-    """The codes of the warnings of accuracy and data; latencies waver."""
+    """The codes of the warnings."""
     lines = [line for line in err.splitlines() if line.startswith("warning: ")]
-    found = {code for line in lines for code in re.findall(r"\(([a-z-]+)\)\. [A-Z]", line)}
-    return found - {"slower-than-float", "size-only"}
+    return {code for line in lines for code in re.findall(r"\(([a-z-]+)\)\. [A-Z]", line)}
 
 
 def test_right_data_give_no_warning_and_a_line_for_each_input(cli, folder: Path) -> None:
