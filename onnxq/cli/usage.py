@@ -181,13 +181,13 @@ def _commands(name: str, context: Any) -> str:
 
 def _extra(message: str, arguments: Sequence[str]) -> list[str]:
     """Return the arguments that a message joins with blanks; those in a row as they were given, blanks in them too."""
-    left = message.partition("(")[2].rpartition(")")[0].partition("(")[2]
+    left = joined = message.partition("(")[2].rpartition(")")[0].partition("(")[2]
     found = []
     for word in arguments:
         if word and f"{left} ".startswith(f"{word} "):
             found.append(word)
             left = left[len(word) + 1 :]
-    return found if found and not left else message.partition("(")[2].rpartition(")")[0].partition("(")[2].split()
+    return found if found and not left else joined.split()
 
 
 def _short(names: Sequence[str]) -> str:

@@ -21,9 +21,8 @@ BROADCAST_OPSET = 7  # before, broadcasting is asked for by attribute; source: o
 BROADCASTING = ("Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Equal", "Greater", "Less")
 HARDMAX_OPSET = 13  # before, Hardmax works on the input flattened at `axis`
 RESIZE_OPSET = 11  # before, Resize and Upsample map coordinates asymmetrically; afterwards by half pixels by default
-DROPOUT_OPSET = (
-    12  # before, onnxruntime gives a mask of zeros for inference, of floats below 10; afterwards all is true
-)
+# Before, onnxruntime gives a mask of zeros for inference, of floats below 10; afterwards all is true
+DROPOUT_OPSET = 12
 GROUP_NORM_OPSET = 21  # before, GroupNormalization has a scale for each group; afterwards for each channel
 
 

@@ -20,10 +20,8 @@ from onnxq.targets.target import Target, load_target
 WEIGHTED = ("Conv", "ConvTranspose", "MatMul", "Gemm")
 DATA_FIRST = ("Clip", "Resize", "Pad")  # their other float inputs are settings
 SAME_SCALE = ("MaxPool", "Gather", "Expand", "Tile", *MOVERS)
-LEAST_OPSET = {
-    "DepthToSpace": 11,
-    "ReduceMax": 12,
-}  # onnxruntime takes pairs around them away; older ones know no codes
+# onnxruntime takes pairs around them away; older ones know no codes
+LEAST_OPSET = {"DepthToSpace": 11, "ReduceMax": 12}
 
 
 @cache

@@ -336,7 +336,7 @@ def _expected_bytes(spare: Prepared, stats: Stats, data_file: str | None, spool:
             solutions[job.key] = BlockSolution(_stand_in(job, seed), "nearest").kept(spool.keep)
     weights = Weights(spool=spool, solutions=solutions)
     rewritten = rewrite(spare.model, spare.plan, choose_qparams(spare.plan, stats), weights)
-    model = finalize(rewritten, spare) if spool is None else finalize(rewritten, spare, spool.keep)
+    model = finalize(rewritten, spare, weights.keep)
     return written_bytes(model, None, data_file or (ELSEWHERE if needs_external_data(model) else None))
 
 

@@ -146,8 +146,9 @@ class Variants:
             # One run of the samples measures what other choices could ask for as well
             unknown = list(dict.fromkeys([*unknown, *self._others(prepared)]))
             plan = prepared.plan
-            settled = settled_kinds(plan, None, self.samples, unknown)
-            kinds = OutputSensitivity(plan).kinds if self._detailed else settled
+            kinds = (
+                OutputSensitivity(plan).kinds if self._detailed else settled_kinds(plan, None, self.samples, unknown)
+            )
             self.stats = self.stats.merge(calibrate_in_parts(prepared.model, unknown, self.samples, kinds=kinds))
         return choose_qparams(prepared.plan, self.stats, self._ranges)
 

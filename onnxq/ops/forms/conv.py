@@ -18,11 +18,9 @@ from onnxq.ops.forms.family import (
 )
 from onnxq.ops.forms.per_row_conv import plan_row_conv, rewrite_row_conv
 
-# onnxruntime quantizes the bias of a ConvTranspose between pairs when it loads a model, of whatever domain these are:
-BIAS_OPSETS = {
-    "tensor": 11,
-    "channel": 13,
-}  # with Round, and a DequantizeLinear of ai.onnx that has the weight's scales
+# onnxruntime quantizes the bias of a ConvTranspose between pairs when it loads a model, of whatever domain these are.
+# It does so with Round, and a DequantizeLinear of ai.onnx that has the weight's scales
+BIAS_OPSETS = {"tensor": 11, "channel": 13}
 GEOMETRY = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides", "output_padding", "output_shape")
 
 
