@@ -114,6 +114,13 @@ def test_mat_mul_integer_per_row_and_per_column():
             np.testing.assert_array_equal(ops.mat_mul_integer(a, b, rows, columns), expected)
 
 
+def test_q_linear_mat_mul_per_row_and_per_column_of_a_batch():
+    a, b = np.array([[[2], [3]], [[4], [5]], [[6], [7]]], np.uint8), np.array([[3, 5]], np.uint8)
+    scales, zeros = np.array([1, 2], F), np.zeros(2, np.uint8)
+    y = ops.q_linear_mat_mul(a, scales, zeros, b, scales, zeros, F(1), np.uint8(0))
+    assert y.tolist() == [[[6, 20], [18, 60]], [[12, 40], [30, 100]], [[18, 60], [42, 140]]]
+
+
 @pytest.mark.parametrize(
     ("a_shape", "b_shape"),
     [((5,), (5,)), ((5,), (5, 3)), ((2, 5), (5,)), ((3, 2, 5), (5, 4)), ((2, 1, 3, 5), (7, 5, 4)), ((5,), (2, 5, 3))],

@@ -254,6 +254,17 @@ def test_bias_of_matrix_product_to_float(op_type):
     assert np.abs(mine - run_kernel(op_type, [*inputs[:-1], None], domain=MS)[0]).max() > 10
 
 
+@pytest.mark.parametrize("op_type", ["MatMulIntegerToFloat", "DynamicQuantizeMatMul"])
+def test_vector_times_matrix_with_a_scale_for_each_column(op_type):
+    rng = np.random.default_rng(30)
+    a, b, scales = whole(rng, (40,), np.uint8), whole(rng, (40, 12), np.int8), rng.random(12).astype(F)
+    if op_type == "DynamicQuantizeMatMul":
+        inputs = [a.astype(F) * F(0.01), b, scales, whole(rng, (12,), np.int8)]
+    else:
+        inputs = [a, b, F(0.01), scales, np.uint8(7), whole(rng, (12,), np.int8)]
+    assert compare(op_type, inputs, F) == (12, 0)
+
+
 def test_matrix_product_of_nothing_is_the_bias():
     a, b = np.zeros((2, 0), np.uint8), np.zeros((0, 3), np.int8)
     bias = np.array([1, 2, 3], F)

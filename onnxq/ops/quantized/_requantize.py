@@ -68,7 +68,7 @@ def requantize(total: Array, multiplier: Array, zero_point: Array) -> Array:
 
     """
     layout = _layout_of(total, multiplier)
-    if not layout.per_tensor and 1 not in layout.params:
+    if layout.params[1] != multiplier.size:  # it varies along several axes, and not along all
         multiplier = np.broadcast_to(multiplier, total.shape)
     y = np.empty(total.shape, zero_point.dtype)
     lowest, highest = INTEGER_RANGE[y.dtype]

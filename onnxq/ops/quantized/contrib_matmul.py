@@ -15,7 +15,7 @@ from onnxq.ops.kernels.registry import kernel
 from onnxq.ops.quantized._requantize import checked_scalar, requantize, scale_of
 from onnxq.ops.quantized._types import FLOAT32, INT32, Array, DType
 from onnxq.ops.quantized.dynamic import dynamic_quantize_linear
-from onnxq.ops.quantized.integer import check_8_bit, column_parameter, integer_product
+from onnxq.ops.quantized.integer import check_8_bit, column_parameter, integer_product, scale_of_product
 
 
 @kernel("QGemm", domain=MICROSOFT)
@@ -101,10 +101,8 @@ def _scaled_product(
     sb = column_parameter(name, "b_scale", np.asarray(b_scale, FLOAT32), b.shape)
     total = integer_product(name, a, b, za, zb)
     with np.errstate(all="ignore"):
-        scale = np.asarray((alpha * scale_of(name, "a_scale", a_scale)) * sb, FLOAT32)
-    if scale.ndim:
-        scale = scale.reshape((1,) * (total.ndim - scale.ndim) + scale.shape)
-    return total, scale
+        sa = np.asarray(alpha * scale_of(name, "a_scale", a_scale), FLOAT32)
+        return total, scale_of_product(sa, sb, a.ndim, b.ndim, total.ndim)
 
 
 def _real(total: Array, scale: Array, bias: Array | None = None) -> Array:

@@ -103,6 +103,27 @@ def _line_parameter(operator: str, name: str, value: Array, shape: tuple[int, ..
     )
 
 
+def scale_of_product(a_scale: Array, b_scale: Array, a_rank: int, b_rank: int, rank: int) -> Array:
+    """Return a_scale * b_scale in float32, broadcastable to a product of two operands.
+
+    The product has no rows if A is 1-D, and no columns if B is.
+
+    Args:
+        a_scale: From `row_parameter`.
+        b_scale: From `column_parameter`.
+        a_rank: Number of axes of A.
+        b_rank: Number of axes of B.
+        rank: Number of axes of the product.
+
+    """
+    if b_rank == 1 and a_scale.ndim >= 2:
+        a_scale = a_scale[..., 0]
+    if a_rank == 1 and b_scale.ndim >= 2:
+        b_scale = b_scale[..., 0, :]
+    product = np.asarray(a_scale * b_scale, FLOAT32)
+    return product.reshape((1,) * (rank - product.ndim) + product.shape) if product.ndim else product
+
+
 def integer_product(operator: str, a: Array, b: Array, za: Array | None, zb: Array | None) -> Array:
     """Return (a - za) @ (b - zb) as int32, exact but for the wrap at 32 bits, or as `integer_arithmetic` says.
 

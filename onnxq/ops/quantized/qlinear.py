@@ -14,7 +14,7 @@ from onnxq.ops.kernels.registry import kernel
 from onnxq.ops.quantized._requantize import checked_scalar, requantize, scale_of
 from onnxq.ops.quantized._types import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT32, Array
 from onnxq.ops.quantized.convolution import channel_parameter, convolution_windows, integer_convolution
-from onnxq.ops.quantized.integer import check_8_bit, column_parameter, integer_product, row_parameter
+from onnxq.ops.quantized.integer import check_8_bit, column_parameter, integer_product, row_parameter, scale_of_product
 from onnxq.ops.quantized.linear import dequantize_linear, quantize_linear
 from onnxq.ops.quantized.saturating_conv import subtract_lost_by_input
 
@@ -71,18 +71,8 @@ def q_linear_mat_mul(
         check_8_bit(name, label, value, zero)
     total = integer_product(name, a, b, za, zb)
     with np.errstate(all="ignore"):
-        multiplier = np.asarray(_outer(sa, sb, total.ndim, a.ndim, b.ndim) / y_factor, FLOAT32)
+        multiplier = np.asarray(scale_of_product(sa, sb, a.ndim, b.ndim, total.ndim) / y_factor, FLOAT32)
     return requantize(total, multiplier, y_zero)
-
-
-def _outer(sa: Array, sb: Array, rank: int, a_rank: int, b_rank: int) -> Array:
-    """Return a_scale * b_scale, broadcastable to a product that lost the rows of a 1-D a or the columns of a 1-D b."""
-    if b_rank == 1 and sa.ndim >= 2:
-        sa = sa[..., 0]
-    if a_rank == 1 and sb.ndim >= 2:
-        sb = sb[..., 0, :]
-    product = np.asarray(sa * sb, FLOAT32)
-    return product.reshape((1,) * (rank - product.ndim) + product.shape)
 
 
 def _scale(operator: str, name: str, value: Array) -> Array:
