@@ -5,6 +5,7 @@ Tests: `tests/search/test_mixed_precision.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -108,6 +109,11 @@ def float_time(plan: Plan) -> float:
 def saved_time(plan: Plan) -> float:
     """Return how much less time the plan takes than float does, as a share of its own time; 0 where it takes more."""
     return max(float_time(plan) / predicted_time(plan, plan.costs) - 1, 0.0)
+
+
+def time_to_spend(plan: Plan, share: float) -> float:
+    """Return a share of the saved time, as a share of the plan's own time; any time if the share is infinite."""
+    return share if math.isinf(share) else share * saved_time(plan)
 
 
 def searchable(plan: Plan, decision: Decision) -> bool:

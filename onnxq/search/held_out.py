@@ -99,7 +99,7 @@ class HoldoutSplit:
         return max(int(FITTING_SAMPLES * self._share), TRIAL_SAMPLES)
 
     def folds(self) -> tuple[list[Samples], Samples | None]:
-        """Yield a few sets of samples, in turn, each to judge on what is chosen on all others; at least two.
+        """Return a few sets of samples, in turn, each to judge on what is chosen on all others; at least two.
 
         There are more than in the halves where a run is short: gains differ much from sample to sample. Some samples
         are in neither set, evenly taken, to measure and not to judge on; None where there are none.

@@ -20,7 +20,7 @@ from onnxq.planning.planner import NOT_WORTHWHILE, node_key
 from onnxq.planning.recipe import Recipe
 from onnxq.planning.worthwhile import worthwhile
 from onnxq.search.budget import LAST_GOAL, LESS, RAISE, Budget, BudgetCheck
-from onnxq.search.candidates import Candidate, find_candidates, is_priced, predicted_time, saved_time, searchable
+from onnxq.search.candidates import Candidate, find_candidates, is_priced, predicted_time, searchable, time_to_spend
 from onnxq.search.mixed_bits import keep_to_loss, keep_to_mean, keep_to_size, mixed_weights, said_bits
 from onnxq.search.mixed_precision import SearchResult, cheap_wins, fewest_float_nodes, keep_small_weights_float
 from onnxq.search.noise_cuts import LAST, NO_PRICE, Judged, NoiseCuts, noise_cuts
@@ -82,9 +82,8 @@ def settle_codes(variants: Variants, budget: Budget, outcome: SearchOutcome) -> 
 
     """
     widen = partial(widen_stored_weights, variants, outcome.choices, outcome.sensitivity)
-    widened = (
-        None if budget.is_set or not outcome.sensitivity else widen()
-    )  # such weights need no other codes of 8 bits
+    # Before codes of 8 bits are settled, which weights of 12 do not need
+    widened = None if budget.is_set or not outcome.sensitivity else widen()
     changed = variants.weights.settle()
     if widened is not None:
         return replace(outcome, choices=widen() if changed and widened == outcome.choices else widened)
@@ -192,7 +191,8 @@ def towards_goals(
     for goal, share in goals:
         if found.sqnr is None or found.sqnr >= goal:
             continue
-        most = math.inf if math.isinf(share) else share * saved_time(before) - _given_back(variants, found.choices)
+        most = time_to_spend(before, share)
+        most -= 0.0 if math.isinf(most) else _given_back(variants, found.choices)
         if most <= 0:
             break
 
@@ -251,8 +251,8 @@ def _along_cuts(
         though it may take any time.
 
     """
-    judged, saved = Judged(cuts, judge, sqnr), saved_time(cuts.variants.prepared.plan)
-    ahead = [(goal, cuts.affordable(share * saved)) for goal, share in goals if goal > sqnr]
+    judged, plan = Judged(cuts, judge, sqnr), cuts.variants.prepared.plan
+    ahead = [(goal, cuts.affordable(time_to_spend(plan, share))) for goal, share in goals if goal > sqnr]
     tried, met, missed = {NO_PRICE: sqnr}, 0, len(ahead) + 1  # goals in front of these
     while missed - met > 1:
         middle = (met + missed) // 2

@@ -16,7 +16,7 @@ import math
 
 from onnxq.errors import OnnxqError
 from onnxq.planning.decision import Choices, Override, node_key
-from onnxq.search.candidates import Candidate, find_candidates, is_priced, saved_time, searchable
+from onnxq.search.candidates import Candidate, find_candidates, is_priced, searchable, time_to_spend
 from onnxq.search.meet_budget import FEW_SPLITS, GOALS, SearchOutcome, stored_unless_worthwhile
 from onnxq.search.sensitivity import quantize_only, sensitivity, weighted_decisions
 from onnxq.search.variants import Variants
@@ -55,7 +55,7 @@ def _too_coarse(variants: Variants, ranked: list[Candidate]) -> Choices:
     plan, best = variants.prepared.plan, 0
     more = MORE_ON_OTHERS + _more_together(variants, ranked)
     for goal, share in GOALS if is_priced(plan) else GOALS[:1]:
-        count, most = _needed(ranked, goal + more), share * saved_time(plan)
+        count, most = _needed(ranked, goal + more), time_to_spend(plan, share)
         if count > best and math.fsum(move.cost for move in ranked[:count]) > most:
             break
         best = max(best, count)

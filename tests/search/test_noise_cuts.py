@@ -16,7 +16,7 @@ from onnxq.ir import Model, load
 from onnxq.planning.decision import Choices, Override
 from onnxq.planning.latency import planned_time
 from onnxq.progress import Silent
-from onnxq.search.candidates import Candidate, predicted_time
+from onnxq.search.candidates import Candidate, predicted_time, time_to_spend
 from onnxq.search.held_out import HoldoutSplit
 from onnxq.search.noise_cuts import EXPONENTS, LAST, NO_PRICE, Judged, NoiseCuts, noise_cuts
 from onnxq.search.variants import Variants, calibrate_and_round
@@ -122,6 +122,16 @@ def test_time_ends_where_kernels_take_more(variants: Variants, moves: list[Candi
     plans = [variants.replan(cuts.plan(at))[0].plan for at in (NO_PRICE, place, place + 1)]
     before, few, many = (predicted_time(plan, plan.costs) for plan in plans)
     assert few <= 1.3 * before < many
+
+
+def test_any_time_may_be_spent_where_none_is_saved(
+    variants: Variants, moves: list[Candidate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = variants.prepared.plan
+    assert 0 < time_to_spend(plan, 0.3) < time_to_spend(plan, 0.6)
+    monkeypatch.setattr("onnxq.search.candidates.saved_time", lambda plan: 0.0)
+    assert time_to_spend(plan, 0.6) == 0
+    assert NoiseCuts(variants, moves, {}).affordable(time_to_spend(plan, math.inf)) == LAST
 
 
 def test_a_plan_is_judged_once_for_goals_that_it_misses(variants: Variants, moves: list[Candidate]) -> None:
