@@ -22,7 +22,7 @@ from onnxq.search.candidates import find_candidates, is_priced, searchable
 from onnxq.search.held_out import HoldoutSplit
 from onnxq.search.meet_budget import stored_unless_worthwhile, towards_goals
 from onnxq.search.mixed_precision import SearchResult
-from onnxq.search.sensitivity import ALONE, contributions, weighted_decisions
+from onnxq.search.sensitivity import ALONE, Group, contributions, equal_parts, weighted_decisions
 from onnxq.search.sqnr_evaluator import worst_decibels
 from onnxq.search.variants import Variants
 from onnxq.search.wide_weights import widen_stored_weights
@@ -36,7 +36,6 @@ TOO_FAR = "in 8 bit, the model is too far from float"
 FEW_NODES, GROUPS, WORST = 16, 8, 2  # each alone; groups, and how many of these are taken apart
 # Samples of the comparison: an eighth of all where that is fewer than four, and as many as take little time
 LEAST, MOST, SHARE, LITTLE_TIME = 2, 16, 8, 5e7  # nanoseconds of float runs, by the table of kernel times
-Group = range  # places of nodes that follow each other
 
 
 def fewest_for_use(variants: Variants, samples: Samples, reached: float) -> Choices:
@@ -103,10 +102,10 @@ def _contributions(few: Variants, nodes: Sequence[Decision], whole: np.ndarray) 
         return {group: max(gain, 0.0) for group, gain in zip(groups, lost, strict=True)}
 
     everything = range(len(nodes))
-    found = gains(_parts(everything, len(nodes) if len(nodes) <= FEW_NODES else GROUPS))
+    found = gains(equal_parts(everything, len(nodes) if len(nodes) <= FEW_NODES else GROUPS))
     worst = [group for group in sorted(found, key=lambda group: (-found[group], group.start)) if len(group) > 1]
     if worst:
-        again = gains([part for group in worst[:WORST] for part in _parts(group, GROUPS // WORST)])
+        again = gains([part for group in worst[:WORST] for part in equal_parts(group, GROUPS // WORST)])
         found = {group: gain for group, gain in found.items() if group not in worst[:WORST]} | again
     return _shared_out(nodes, {place: gain / len(group) for group, gain in found.items() for place in group})
 
@@ -119,9 +118,3 @@ def _decrease(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 def _shared_out(nodes: Sequence[Decision], noises: Mapping[int, float]) -> tuple[Contribution, ...]:
     """Return what each node adds to the error, by its place; all the same where nothing is known."""
     return contributions(nodes, [noises.get(place, 1.0) for place in range(len(nodes))], [False] * len(nodes))
-
-
-def _parts(places: Group, count: int) -> list[Group]:
-    """Cut a range into so many of about the same length, or into single numbers."""
-    count = min(count, len(places))
-    return [places[index * len(places) // count : (index + 1) * len(places) // count] for index in range(count)]

@@ -15,7 +15,6 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import fields
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -54,13 +53,14 @@ def sensitivity(variants: Variants, *, splits: int = SPLITS, all_alone: int = AL
 
     """
     nodes = weighted_decisions(variants.prepared.plan)
+    places = range(len(nodes))
     if len(nodes) <= all_alone:
         shares = np.ones(len(nodes))
-        noises = _Groups(variants, nodes, variants.judge).noises(_parts(len(nodes), len(nodes)))
+        noises = _Groups(variants, nodes, variants.judge).noises(equal_parts(places, len(nodes)))
     else:
         with in_copy(partial(_root_errors, variants, nodes), copies=variants.split.shareable) as roots:
             groups = _Groups(variants, nodes, variants.split.group_evaluator)
-            noises = groups.noises(_parts(len(nodes), GROUPS))
+            noises = groups.noises(equal_parts(places, GROUPS))
             shares = roots()
         for _ in range(splits):
             worst = _worst_to_halve(noises)
@@ -159,10 +159,10 @@ def _own_settings(plan: Plan, decision: Decision) -> tuple[tuple[str, Any], ...]
     return tuple((name, value) for name, value in pairs if value != getattr(asked, name))
 
 
-def _parts(count: int, groups: int) -> list[Group]:
-    """Cut so many places into groups of about the same length."""
-    bounds = [index * count // max(groups, 1) for index in range(groups + 1)]
-    return [range(first, last) for first, last in pairwise(bounds)]
+def equal_parts(places: Group, count: int) -> list[Group]:
+    """Cut places into so many groups of about the same length, or into single ones."""
+    count = min(count, len(places))
+    return [places[index * len(places) // count : (index + 1) * len(places) // count] for index in range(count)]
 
 
 def _halves(group: Group, shares: np.ndarray) -> list[Group]:
