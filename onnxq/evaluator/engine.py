@@ -14,11 +14,11 @@ import numpy as np
 import onnx
 
 from onnxq.errors import DataError, ModelError
-from onnxq.evaluator.blas import one_blas_thread
 from onnxq.evaluator.run import Run, element_type
 from onnxq.evaluator.schedule import NodeSchedule, Step, schedule_nodes
 from onnxq.ir import Graph, Model, ModelInput, Value, load, parse
 from onnxq.ops.quantized import Arithmetic
+from onnxq.runtime.blas_threads import single_threaded_blas
 
 Taps = Mapping[str | Value, Callable[[Any], None]]
 """Observed tensors of a run: a tensor's name or value, and the function that receives its array."""
@@ -27,7 +27,7 @@ Taps = Mapping[str | Value, Callable[[Any], None]]
 @contextmanager
 def arithmetic() -> Iterator[None]:
     """Set up what kernels need: one thread, and no warnings: 1/0 and overflow are values in ONNX."""
-    with np.errstate(all="ignore"), one_blas_thread():
+    with np.errstate(all="ignore"), single_threaded_blas():
         yield
 
 

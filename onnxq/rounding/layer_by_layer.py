@@ -161,7 +161,7 @@ def round_layer_by_layer(
 
     """
     place = nullcontext() if spool is None else Shelf(spool.folder)
-    with place as shelf, working("round") as advance, arithmetic(), single_threaded_blas():
+    with place as shelf, working("round") as advance, arithmetic():
         walk = _Walk(model, jobs, shelf)
         keep_freed_blocks()
         for key, arrivals in walk.begin(samples):

@@ -38,7 +38,6 @@ from onnxq.rounding.layer_by_layer import (
     measured_input,
 )
 from onnxq.rounding.weights import WeightKey
-from onnxq.runtime.blas_threads import single_threaded_blas
 from onnxq.runtime.memory import keep_freed_blocks
 from onnxq.runtime.workers import run_in_order
 from onnxq.search.resolution import resolved_noise
@@ -93,7 +92,7 @@ def measure_losses(
     if not samples:
         return {}
     place = nullcontext() if spool is None else Shelf(spool.folder)
-    with place as shelf, working("bits") as advance, arithmetic(), single_threaded_blas():
+    with place as shelf, working("bits") as advance, arithmetic():
         probes = _Probes(model, jobs, samples, shelf)
         keep_freed_blocks()
         for count in probes.run():

@@ -17,7 +17,7 @@ import onnxruntime as ort
 from onnx.reference import ReferenceEvaluator
 
 from onnxq.evaluator import Evaluator
-from onnxq.evaluator.blas import one_blas_thread
+from onnxq.runtime.blas_threads import single_threaded_blas
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 ARENA = Path(__file__).resolve().parents[3] / "shared/arena"
@@ -90,7 +90,7 @@ def time_reference(path: Path, feeds: Feeds) -> float:
     """Time of onnx.reference in milliseconds, NaN where it fails; one BLAS thread, or a busy machine slows it down."""
     evaluator = ReferenceEvaluator(str(path))
     try:
-        with one_blas_thread():
+        with single_threaded_blas():
             return best(lambda: evaluator.run(None, dict(feeds)), 0.5)
     except Exception as error:  # whatever NumPy raises inside
         print(f"onnx.reference fails on {path.stem}: {error}", file=sys.stderr)

@@ -13,7 +13,6 @@ from onnx import TensorProto, helper, parser
 from onnxq import evaluate
 from onnxq.errors import DataError, ModelError
 from onnxq.evaluator import Evaluator
-from onnxq.evaluator.blas import _switch, one_blas_thread
 from onnxq.ir import parse
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
@@ -279,19 +278,6 @@ def test_the_same_weights_at_an_odd_place_of_the_file_are_aligned(tmp_path):
         evaluator = Evaluator(path)
         assert all(array.flags.aligned for array in evaluator._schedule.constants.values())
         assert evaluator.run({"x": F([0, 0, 0])})["y"].tolist() == [1, 2, 3]
-
-
-def test_blas_has_one_thread_inside_and_its_own_number_again_outside():
-    switch = _switch()
-    if switch is None:
-        pytest.skip("this NumPy has another BLAS")
-    before = switch[0]()
-    with one_blas_thread():
-        assert switch[0]() == 1
-        with one_blas_thread():
-            assert switch[0]() == 1
-        assert switch[0]() == 1
-    assert switch[0]() == before
 
 
 # -- whole models ------------------------------------------------------------------------------------------
