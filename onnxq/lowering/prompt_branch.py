@@ -53,7 +53,7 @@ def with_prompt_branch(model: Model, rows: int) -> Model:
     proto = ModelProto.FromString(made.skeleton(weights))
     graph = proto.graph
     if counted.source is not None:
-        if sum(node.ByteSize() for node in graph.node) > MOST_ADDED * model.weight_bytes:
+        if sum(node.ByteSize() for node in graph.node) > MOST_ADDED * model.weight_bytes or _are_taken(graph):
             return model
         tokens, prompts = _branch(graph, TOKEN), _branch(graph, PROMPT)
         _set_level(prompts, gaining)
@@ -158,6 +158,12 @@ def _asks_for_rows(graph: GraphProto, counted: _Rows, rows: int) -> list[NodePro
         helper.make_node("ReduceProd", [sizes], [count], count, keepdims=0),
         helper.make_node("Greater", [count, most], [many], many),
     ]
+
+
+def _are_taken(graph: GraphProto) -> bool:
+    """Whether a name that a branch would give is one of the graph around it, such as that of a weight `cls_token`."""
+    outside = {value.name for values in (graph.input, graph.initializer, graph.output) for value in values}
+    return any(f"{name}{end}" in outside for node in graph.node for name in node.output for end in (TOKEN, PROMPT))
 
 
 def _branch(graph: GraphProto, end: str) -> GraphProto:

@@ -83,6 +83,15 @@ def test_some_targets_are_faster_in_codes_and_small_files_have_no_room(monkeypat
     assert with_prompt_branch(model, ROWS) is model
 
 
+@pytest.mark.parametrize("taken", ["a_token", "a_prompt", "y_token"])
+def test_names_of_the_branches_are_those_of_nothing_else(taken) -> None:
+    proto = product("n")
+    proto.graph.node[0].input[1] = taken
+    proto.graph.initializer[0].name = taken
+    model = parse(encode_proto(proto))
+    assert with_prompt_branch(model, ROWS) is model
+
+
 def test_the_branch_can_be_taken_away() -> None:
     model = parse(encode_proto(product("n")))
     made = with_prompt_branch(model, ROWS)

@@ -82,6 +82,15 @@ def test_rows_of_the_shared_table_are_those_of_the_float_table(tmp_path):
     np.testing.assert_allclose(rows, TABLE.reshape(2, 48, 64), atol=2 * steps)
 
 
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
+def test_no_rows_are_looked_up_as_in_float(tmp_path, shape):
+    onnx.save(language_model(), tmp_path / "m.onnx")
+    quantize(tmp_path / "m.onnx", in_blocks(4), samples=samples(), output=tmp_path / "q.onnx")
+    feeds = {"ids": np.zeros(shape, np.int64)}
+    exact, made = (open_model(tmp_path / name).run(None, feeds)[0] for name in ("m.onnx", "q.onnx"))
+    assert made.shape == exact.shape
+
+
 OTHER = np.ascontiguousarray(TABLE.T)
 OTHER[0, 0] += 1e-3
 

@@ -117,5 +117,6 @@ def _look_up_blocks(site: NodeView, patch: Rewriter, weight: Value, axis: int, s
     inputs = [packed, indices, *wide]
     hint = f"{name}_blocks"
     rows = patch.node("GatherBlockQuantized", inputs, outputs=[hint], domain=MICROSOFT, **attributes)[0]
-    shape = np.array([0] * len(indices.shape or ()) + [-1], np.int64)
+    width = site.weight(0).shape[1]  # not -1, which could be any number if there are no rows
+    shape = np.array([0] * len(indices.shape or ()) + [width], np.int64)
     patch.replace(site.output, patch.op("Reshape", rows, patch.constant(shape, f"{name}_joined"), hint=name))
