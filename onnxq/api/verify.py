@@ -48,7 +48,7 @@ from onnxq.verification.families import (
     saturation_loss,
 )
 from onnxq.verification.layerwise import with_layers
-from onnxq.verification.ort_graph import quantized_already
+from onnxq.verification.ort_graph import quantized_already, stores_codes
 from onnxq.verification.output_records import wrong_limit
 from onnxq.verification.records import Comparison
 from onnxq.verification.user_metric import (
@@ -339,7 +339,7 @@ def _measured(
 
 def _with_layers(comparison: Comparison, baseline: Model, quantized: Model, samples: Samples) -> Comparison:
     normalise(baseline)
-    if not quantized_already(quantized) and not _stored(quantized):
+    if not quantized_already(quantized) and not stores_codes(quantized):
         quantized = quantized.copy()
         normalise(quantized)  # layers that one model has folded mean something else in the other
     return with_layers(comparison, baseline, quantized, samples)
@@ -434,16 +434,8 @@ def _swapped_models(model: Model, baseline: Model) -> tuple[WarningLine, ...]:
     """Say that the model is float and the one that it is compared with is quantized."""
     made = [is_own_output(one) for one in (model, baseline)]
     found = quantized_already(baseline) or ("made by onnxq" if made[1] else "")
-    if not found or made[0] or quantized_already(model) or _stored(model):
+    if not found or made[0] or quantized_already(model) or stores_codes(model):
         return ()
     message = f"{model.name} is not quantized, and {baseline.name} is ({found}): the quantized model goes first"
     first, second = shell_path(baseline.path or baseline.name), shell_path(model.path or model.name)
     return (WarningLine("swapped-models", message, f"Write `onnxq verify {first} --against {second}`."),)
-
-
-def _stored(model: Model) -> bool:
-    """Whether a model holds weights in few bits, which an operator of float models gives their type."""
-    types = onnx.TensorProto
-    small = (types.INT8, types.UINT8, types.INT4, types.UINT4)
-    weights = (value for value in model.initializers() if value.tensor is not None and value.tensor.dtype in small)
-    return any(use.node.op_type == "Cast" for value in weights for use in value.uses)

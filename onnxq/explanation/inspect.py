@@ -17,12 +17,7 @@ from onnx import TensorProto
 from onnxq.ir import IN_MEMORY, Model, ModelInput, Node, Tensor, Value, read_model
 from onnxq.ops.forms.family import dtype_name
 from onnxq.report import model_bytes
-
-# Operators that take or give codes; sources: onnx/defs/quantization and onnxruntime's ContribOperators.md
-CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
-INTEGER_OPERATORS = frozenset({"MatMulInteger", "ConvInteger", "MatMulNBits", "QGemm"})
-INTEGER_PREFIXES = ("QLinear", "DynamicQuantize", "MatMulInteger", "QAttention", "QEmbed")
-FLOAT_OUTPUT = frozenset({"MatMul", "Gemm"})
+from onnxq.verification.ort_graph import CONVERSIONS, FLOAT_OUTPUT, computes_on_codes
 
 
 @dataclass(frozen=True)
@@ -149,7 +144,7 @@ def _is_quantized(node: Node) -> bool:
     """
     if node.op_type in CONVERSIONS:
         return False
-    if node.op_type in INTEGER_OPERATORS or node.op_type.startswith(INTEGER_PREFIXES):
+    if computes_on_codes(node):
         return True
     producers = [value.producer for value in node.inputs[:2] if value is not None and value.tensor is None]
     if not producers or any(maker is None or maker.op_type != "DequantizeLinear" for maker in producers):

@@ -115,7 +115,7 @@ def read_fusion(model: ModelInput | bytes) -> Fusion:
 def _kernels(optimised: Model) -> dict[str, int]:
     names = []
     for node in optimised.graph.walk():
-        if _is_integer(node) or node.op_type in CONVERSIONS:
+        if computes_on_codes(node) or node.op_type in CONVERSIONS:
             names.append(node.op_type)
         elif node.op_type in PRODUCTS:
             names.append(f"{node.op_type.removeprefix('Fused')} in float")
@@ -124,11 +124,23 @@ def _kernels(optimised: Model) -> dict[str, int]:
 
 def quantized_already(model: Model) -> str:
     """Say which operators of quantized models a model has, and how many of each; nothing where it has none."""
-    found = Counter(node.op_type for node in model.graph.walk() if node.op_type in CONVERSIONS or _is_integer(node))
+    found = Counter(
+        node.op_type for node in model.graph.walk() if node.op_type in CONVERSIONS or computes_on_codes(node)
+    )
     return ", ".join(f"{operator} {count}" for operator, count in found.most_common(3))
 
 
-def _is_integer(node: Node) -> bool:
+def stores_codes(model: Model) -> bool:
+    """Whether a model holds weights in few bits that a Cast makes float, or rows of them that a Gather looks up."""
+    small = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4)
+    stored = [value for value in model.initializers() if value.tensor is not None and value.tensor.dtype in small]
+    readers = [node for value in stored for node in value.consumers()]
+    rows = [value for node in readers if node.op_type == "Gather" for value in node.makes]
+    return any(node.op_type == "Cast" for node in [*readers, *(node for value in rows for node in value.consumers())])
+
+
+def computes_on_codes(node: Node) -> bool:
+    """Whether an operator itself takes codes and computes on them, conversions aside."""
     if node.op_type in CONVERSIONS:
         return False
     return node.op_type in INTEGER or node.op_type.startswith(INTEGER_PREFIXES)
@@ -140,8 +152,10 @@ def _is_quantized(node: Node) -> bool:
     That is with a dequantized weight, or with dequantized inputs alone and a result that is quantized again, unless it
     is a product. Other nodes behind a DequantizeLinear stand at the border: they read what came out of integers.
     """
-    if _is_integer(node) or node.op_type in CONVERSIONS:
-        return node.op_type not in CONVERSIONS
+    if node.op_type in CONVERSIONS:
+        return False
+    if computes_on_codes(node):
+        return True
     read = node.reads
     dequantized = [value for value in read if _is_dequantized(value)]
     if any(_codes(value) is not None for value in dequantized):
@@ -227,7 +241,7 @@ def _follow(node: Node, index: _Index) -> FusedNode:
 
 def _judge(found: Node) -> tuple[str | None, str]:
     """Say what a quantized node has become: a node of the optimised graph."""
-    if _is_integer(found):
+    if computes_on_codes(found):
         return found.op_type, f"computes in integers as {found.op_type}"
     dequantized = [value for value in found.reads if _is_dequantized(value)]
     weights = [value for value in dequantized if _codes(value) is not None]
@@ -251,7 +265,7 @@ def _holds_codes(value: Value) -> bool:
     while maker is not None:
         if maker.op_type in ("QuantizeLinear", "DynamicQuantizeLinear"):
             return True
-        if _is_integer(maker):
+        if computes_on_codes(maker):
             return maker.op_type not in FLOAT_RESULTS
         if maker.op_type not in MOVERS or not maker.inputs or maker.inputs[0] is None:
             return False

@@ -341,3 +341,25 @@ def test_a_model_that_others_have_quantized_is_said_to_be_one(cli, folder: Path,
     assert "no node of theirs.onnx can be quantized" in err
     assert "hint: It is quantized already (DequantizeLinear " in err
     assert "give the float model." in err
+
+
+def test_inspect_counts_rows_looked_up_in_a_quantized_table(cli, folder: Path) -> None:
+    graph = helper.make_graph(
+        [
+            helper.make_node("GatherBlockQuantized", ["codes", "i", "s"], ["x"], domain="com.microsoft", block_size=16),
+            helper.make_node("MatMulNBits", ["x", "w", "t"], ["y"], domain="com.microsoft", K=16, N=2, block_size=16),
+        ],
+        "g",
+        [helper.make_tensor_value_info("i", TensorProto.INT64, ["n"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2])],
+        [
+            numpy_helper.from_array(np.zeros((3, 8), np.uint8), "codes"),
+            numpy_helper.from_array(np.ones((3, 1), np.float32), "s"),
+            numpy_helper.from_array(np.zeros((2, 1, 8), np.uint8), "w"),
+            numpy_helper.from_array(np.ones(2, np.float32), "t"),
+        ],
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), "blocks.onnx")
+    facts = json.loads(cli("inspect", "blocks.onnx", "--format", "json").out)
+    assert (facts["nodes_quantized"], facts["nodes_converting"]) == (2, 0)

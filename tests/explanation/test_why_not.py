@@ -132,3 +132,16 @@ def test_unknown_names(ask) -> None:
     with pytest.raises(ModelError, match=r"no node of .*model\.onnx is called 'n_z' or makes a tensor") as lost:
         ask(model(RMS), "rms_norm_reciprocal", "n_z")
     assert "Did you mean" in lost.value.hint
+
+
+def test_models_whose_weights_alone_hold_codes_are_quantized(ask) -> None:
+    codes = {"w": np.ones((4, 4), np.int8), "i": np.array([1, 2])}
+    rows = [node("Gather", "w i", "r"), node("Cast", "r", "f", to=1), node("Mul", "x f", "y")]
+    assert ask(model(rows, **codes), "redundant_clip", "y").reason
+    proto = model([node("Abs", "x", "y")], (1, 16))
+    blocks = {"c": np.zeros((2, 1, 8), np.uint8), "s": np.ones(2, np.float32)}
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in blocks.items())
+    product = node("MatMulNBits", "y c s", "z", domain="com.microsoft", K=16, N=2, block_size=16)
+    proto.graph.node.append(product)
+    proto.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    assert ask(proto, "redundant_clip", "z").reason
