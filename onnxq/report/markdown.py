@@ -51,12 +51,13 @@ def _listed(report: ReportData, scheme: str) -> str:
 
 
 def _result(report: ReportData) -> str:
-    if report.output is None or report.output_bytes is None:
+    if report.output_bytes is None:
         return "A plan: nothing was written.\n"
+    made = "Kept in memory" if report.output is None else f"Written to {_code(str(report.output))}"
     change = size_change(report.source_bytes, report.output_bytes)
     rows = [("size", f"{report.source_bytes:,} bytes", f"{report.output_bytes:,} bytes", change)]
     if report.comparison is None:
-        written = f"Written to {_code(str(report.output))}, not compared with the float model.\n"
+        written = f"{made}, not compared with the float model.\n"
         return "\n".join([written, _table(("", "float", "quantized", "change"), rows)])
     latency = report.comparison.latency
     if latency:
@@ -73,7 +74,7 @@ def _result(report: ReportData) -> str:
         (_code(o.name), decibels(o.sqnr), f"{o.max_abs:.4g}", "" if o.agreement is None else f"{o.agreement:.2f} %")
         for o in report.comparison.outputs
     ]
-    written = f"Written to {_code(str(report.output))}, compared on {_plain(report.samples or '')}.\n"
+    written = f"{made}, compared on {_plain(report.samples or '')}.\n"
     head = ("output", "SQNR", "largest error", "agreement")
     parts = [written, _table(("", "float", "quantized", "change"), rows), _table(head, outputs)]
     sentences = list(report.comparison.selected())

@@ -161,6 +161,12 @@ def test_markdown_of_a_plan(report: Report) -> None:
     assert plan.output_bytes is None
 
 
+def test_markdown_of_a_model_kept_in_memory(report: Report) -> None:
+    lines = replace(report, output=None, files=(), encoded=b"x" * 250).to_markdown().splitlines()
+    assert "Kept in memory, compared on 5 samples from d.npz." in lines
+    assert "| size | 1,000 bytes | 250 bytes | 4.0× smaller |" in lines
+
+
 def test_decibels() -> None:
     assert [decibels(v) for v in (31.25, -3.0, math.inf, -math.inf)] == ["31.2 dB", "-3.0 dB", "equal", "none"]
 
