@@ -50,9 +50,16 @@ class Difference:
         """Add what both models gave for one sample: arrays, or sequences and maps of them.
 
         Returns:
-            What makes the two incomparable, empty where nothing does.
+            What makes the two incomparable, empty where nothing does. They count as one broken element then.
 
         """
+        problem = self._add_arrays(expected, got)
+        if problem:
+            self.unequal += 1
+            self.broken += 1
+        return problem
+
+    def _add_arrays(self, expected: Any, got: Any) -> str:
         first, second = list(arrays(expected)), list(arrays(got))
         if len(first) != len(second):
             return f"holds {len(second)} arrays instead of {len(first)}"

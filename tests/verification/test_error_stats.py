@@ -59,3 +59,11 @@ def test_rows_that_choose_no_class_have_no_agreement(values: np.ndarray, decides
     for row in values.astype(np.float32):
         difference.add(row[None], row[None])
     assert difference.agreement == (100.0 if decides else None)
+
+
+@pytest.mark.parametrize("got", [floats(3, 1), floats(3).astype(np.float64), [floats(3), floats(3)]])
+def test_what_cannot_be_compared_is_not_equal(got: object) -> None:
+    difference = Difference(ratio_only=True)
+    assert difference.add(floats(3), floats(3)) == ""
+    assert difference.add(floats(3), got)
+    assert (difference.equal, difference.sqnr) == (False, -np.inf)
