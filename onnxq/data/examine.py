@@ -16,9 +16,8 @@ from onnxq.data.normalization import CODE, normalization_warnings
 from onnxq.data.output_checks import output_warnings
 from onnxq.data.pictures.noise import noise_warnings
 from onnxq.data.pictures.sheet import PictureSheet, Thumbnail
-from onnxq.data.reading import ModelFacts
 from onnxq.data.samples import Samples, few_samples, input_specs, wrap_samples
-from onnxq.data.text.doubts import table_rows
+from onnxq.data.text.table_rows import table_rows
 from onnxq.data.validation import Sample
 from onnxq.errors import OnnxqError
 from onnxq.ir import Model, Node
@@ -316,7 +315,7 @@ def _of_ids(model: Model, summaries: Iterable[InputSummary]) -> Iterator[Warning
     for summary in summaries:
         values = summary.values
         if values is not None and values.least < 0 and summary.type.startswith("int"):
-            rows = table_rows(ModelFacts(model=model), summary.name)
+            rows = table_rows(model, summary.name)
             if rows is not None:
                 message = (
                     f"'{summary.name}' holds {short(values.least)}, and rows of its table count from 0 to {rows - 1}"

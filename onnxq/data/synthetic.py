@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from onnx import TensorProto
 
 from onnxq.data.npz import Source
 from onnxq.data.samples import InputSpec, Sample, Samples
+from onnxq.data.text.table_rows import table_rows
 from onnxq.data.validation import refuse_unfed
 from onnxq.errors import DataError
 from onnxq.ir import Model, Value
@@ -73,13 +75,14 @@ def random_samples(
     seed: int = 0,
     fill: InputFill | None = None,
     numbers: Mapping[str, str] | None = None,
+    rows: Mapping[str, int] | None = None,
 ) -> Samples:
     """Make up samples for a model that comes without data: fit for timing and for checks, not for calibration.
 
-    Floats are standard normal, integers 0 or 1 (right for masks, safe as ids), booleans are drawn evenly. Dynamic
-    dimensions: 1 for the first axis, 3 channels and 64 pixels for rank 4 and 5, 16 otherwise. Channels are the second
-    axis, unless the last one is fixed at no more than 4. One symbolic name has one size. A name that is a sum, such as
-    `past + 1`, has that of its terms. Sample `i` depends on `seed` and `i` alone.
+    Floats are standard normal. Integers are 0 or 1 (right for masks, safe as ids), or rows of a table. Booleans are
+    drawn evenly. Dynamic dimensions: 1 for the first axis, 3 channels and 64 pixels for rank 4 and 5, 16 otherwise.
+    Channels are the second axis, unless the last one is fixed at no more than 4. One symbolic name has one size. A
+    name that is a sum, such as `past + 1`, has that of its terms. Sample `i` depends on `seed` and `i` alone.
 
     Args:
         inputs: What the model wants.
@@ -87,13 +90,14 @@ def random_samples(
         seed: Of the random numbers.
         fill: Other sizes for open dimensions.
         numbers: Other numbers for some inputs, by name: FIRST, LAST or EVEN.
+        rows: How many rows the table has that an input picks from, by name: it gets any of them.
 
     Raises:
         DataError: An input's dtype or rank is unknown, or it is not numeric.
 
     """
     refuse_unfed(inputs)
-    shapes, other = _shapes(inputs, fill or InputFill()), numbers or {}
+    shapes, other, tables = _shapes(inputs, fill or InputFill()), numbers or {}, rows or {}
     for spec in inputs:
         if spec.numpy_dtype is None or spec.numpy_dtype.kind not in "fiub":
             raise DataError(f"input '{spec.name}' ({spec}) cannot be made up at random", "Give data for the model.")
@@ -101,7 +105,9 @@ def random_samples(
     def read() -> Iterator[Sample]:
         for index in range(count):
             random = np.random.default_rng([seed, index])
-            yield {s.name: _random_array(random, s, shapes[s.name], other.get(s.name)) for s in inputs}
+            yield {
+                s.name: _random_array(random, s, shapes[s.name], other.get(s.name), tables.get(s.name)) for s in inputs
+            }
 
     samples = Samples([Source("random data", read, count)], inputs, f"random numbers (seed {seed})")
     samples.made_up = True
@@ -111,8 +117,8 @@ def random_samples(
 def synthetic_samples(model: Model, inputs: Sequence[InputSpec], count: int) -> Samples:
     """Make up samples of sizes that a model takes, and of numbers that do not make NaN of it.
 
-    Samples of the usual sizes are given if it takes none that is tried. Those of the usual numbers are given if others
-    give NaN as well.
+    Token ids are any that the model has embeddings for, unless it does not take these. Samples of the usual sizes are
+    given if it takes none that is tried. Those of the usual numbers are given if others give NaN as well.
 
     Args:
         model: The model, types inferred.
@@ -126,6 +132,8 @@ def synthetic_samples(model: Model, inputs: Sequence[InputSpec], count: int) -> 
     usual = random_samples(inputs, count)
     shapes = [_shapes(inputs, fill) for fill in (InputFill(), *FILLS)]
     fills = [InputFill(), *(fill for index, fill in enumerate(FILLS, 1) if shapes[index] not in shapes[:index])]
+    found = {spec.name: table_rows(model, spec.name) for spec in inputs}
+    tables = {name: size for name, size in found.items() if size is not None}
     masked = _may_be_masked(inputs)
     taps = [value for value in _attention(model) if masked]
     try:
@@ -133,14 +141,15 @@ def synthetic_samples(model: Model, inputs: Sequence[InputSpec], count: int) -> 
     except SessionError:
         return usual  # the comparison says why
     outputs = [output.name for output in model.graph.outputs]
-    for fill in fills:
-        made = random_samples(inputs, count, fill=fill)
+    for fill, rows in itertools.product(fills, (tables, {}) if tables else ({},)):
+        made = random_samples(inputs, count, fill=fill, rows=rows)
         try:
             run_session(session, outputs, next(iter(made)))
         except SessionError:
             continue
         tried = count if masked else 1
-        return _sound_samples(session, [*outputs, *(tap.name for tap in taps)], made, fill, tried)
+        remade = partial(random_samples, inputs, count, fill=fill, rows=rows)
+        return _sound_samples(session, [*outputs, *(tap.name for tap in taps)], made, remade, tried)
     return usual
 
 
@@ -159,12 +168,23 @@ def _attention(model: Model) -> Iterator[Value]:
             yield made
 
 
-def _sound_samples(session: Session, names: Sequence[str], usual: Samples, fill: InputFill, tried: int) -> Samples:
-    """Return samples of these sizes of which a model makes neither NaN nor infinity, as far as it is tried."""
+def _sound_samples(
+    session: Session, names: Sequence[str], usual: Samples, remade: Callable[..., Samples], tried: int
+) -> Samples:
+    """Return samples of which a model makes neither NaN nor infinity, as far as it is tried, or else the usual ones.
+
+    Args:
+        session: Of the model.
+        names: Of what it makes.
+        usual: The samples that are preferred.
+        remade: Makes the same with other numbers.
+        tried: How many samples are looked at.
+
+    """
     if _is_sound(session, names, usual.limit(tried)):
         return usual
     for numbers in itertools.islice(_other_numbers(usual.inputs), MOST_TRIED):
-        samples = random_samples(usual.inputs, usual.count or 1, fill=fill, numbers=numbers)
+        samples = remade(numbers=numbers)
         if _is_sound(session, names, samples.limit(tried)):
             return samples
     return usual
@@ -229,11 +249,16 @@ def _is_earlier(dim: str, name: str) -> bool:
 
 
 def _random_array(
-    random: np.random.Generator, spec: InputSpec, shape: tuple[int, ...], numbers: str | None
+    random: np.random.Generator, spec: InputSpec, shape: tuple[int, ...], numbers: str | None, rows: int | None
 ) -> np.ndarray:
     dtype = spec.numpy_dtype
     assert dtype is not None  # random_samples refused it
-    drawn = random.standard_normal(shape) if dtype.kind == "f" else random.integers(0, 2, shape)
+    drawn: np.ndarray
+    if dtype.kind == "f" and rows is None:
+        drawn = random.standard_normal(shape)
+    else:
+        most = int(np.iinfo(dtype).max) + 1 if dtype.kind in "iu" else 1 << 24  # the last integer of float32
+        drawn = random.integers(0, min(rows or 2, most), shape)
     if numbers == EVEN:
         drawn = random.random(shape)
     elif numbers is not None:

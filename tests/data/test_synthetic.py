@@ -50,6 +50,38 @@ def made_up_shapes(nodes, inputs, weights) -> dict[str, tuple[int, ...]]:
     return {name: array.shape for name, array in next(iter(samples)).items()}
 
 
+@pytest.mark.parametrize("dtype", [TensorProto.INT64, TensorProto.UINT8, TensorProto.FLOAT])
+def test_token_ids_are_any_that_have_an_embedding(dtype: int) -> None:
+    nodes = [
+        node("Cast", "ids", "i", to=TensorProto.INT64),
+        node("Gather", "table i", "rows"),
+        node("Relu", "rows", "y"),
+    ]
+    made = build(nodes, {"ids": ["b", 64]}, weights={"table": floats(400, 4)})
+    made.graph.input[0].type.tensor_type.elem_type = dtype
+    model = typed(made)
+    ids = np.concatenate([sample["ids"] for sample in synthetic_samples(model, input_specs(model), 8)])
+    assert (ids == np.round(ids)).all()
+    assert ids.min() >= 0
+    assert (250 if dtype == TensorProto.UINT8 else 390) < ids.max() < 400
+
+
+def test_token_ids_are_safe_where_a_model_takes_no_others() -> None:
+    """Of 400 rows, those from 300 on are looked up in a second table that is too short."""
+    nodes = [
+        node("Gather", "table ids", "a"),
+        node("Sub", "ids shift", "i"),
+        node("Gather", "short i", "b"),
+        node("Add", "a b", "y"),
+    ]
+    weights = {"table": floats(400, 4), "short": floats(4, 4), "shift": np.array(1)}
+    made = build(nodes, {"ids": ["b", 64]}, weights=weights)
+    made.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
+    model = typed(made)
+    ids = np.concatenate([sample["ids"] for sample in synthetic_samples(model, input_specs(model), 8)])
+    assert set(np.unique(ids)) == {0, 1}
+
+
 def test_a_window_of_audio_is_found_by_trying():
     """128 samples are reflected at one end, which needs more of them than the usual size."""
     nodes = [node("Pad", "x pads", "p", mode="reflect"), node("MatMul", "p w", "y")]

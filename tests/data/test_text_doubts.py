@@ -9,7 +9,7 @@ from text_support import encoder, save_tokenizer, sentences
 
 from onnxq.data.reading import PLAIN, ModelFacts, Reading
 from onnxq.data.samples import Samples, input_specs, open_samples
-from onnxq.data.text.doubts import table_rows
+from onnxq.data.text.table_rows import table_rows
 from onnxq.errors import DataError
 from onnxq.ir import infer_types, load
 from onnxq.verification.user_metric import check_labels, measure_metric
@@ -52,10 +52,9 @@ def test_the_tokenizer_of_another_model_is_named(tmp_path: Path) -> None:
 def test_the_table_is_found_behind_a_cast(tmp_path: Path) -> None:
     model = load(encoder(tmp_path / "m.onnx"))
     infer_types(model)
-    assert table_rows(ModelFacts.of(model), "input_ids") == 64
-    assert table_rows(ModelFacts.of(model), "token_type_ids") == 2
-    assert table_rows(ModelFacts.of(model), "attention_mask") is None
-    assert table_rows(ModelFacts(), "input_ids") is None
+    assert table_rows(model, "input_ids") == 64
+    assert table_rows(model, "token_type_ids") == 2
+    assert table_rows(model, "attention_mask") is None
 
 
 def test_unknown_tokens_are_counted(tmp_path: Path) -> None:

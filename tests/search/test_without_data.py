@@ -6,19 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 from helpers import build, floats, node
 from test_wide_weights import schemes, some, steep_network
 
 from onnxq import quantize
 from onnxq.data.samples import input_specs
-from onnxq.data.synthetic import random_samples
+from onnxq.data.synthetic import random_samples, synthetic_samples
 from onnxq.ir import load
 from onnxq.ir.shape_inference.types import infer_types
 from onnxq.planning.recipe import choose_recipe
 from onnxq.search.candidates import Candidate
 from onnxq.search.held_out import HoldoutSplit
 from onnxq.search.sensitivity import quantize_only
-from onnxq.search.without_data import _needed
+from onnxq.search.without_data import MORE_ON_OTHERS, _more_on_others, _needed
 from onnxq.stages.prepare import prepare
 from onnxq.verification.compare import compare
 
@@ -66,6 +67,23 @@ def test_nodes_quantized_alone_keep_their_settings(tmp_path: Path) -> None:
     assert decision.settings.activation_granularity == "row"
     (choice,) = quantize_only(prepared.plan, [decision]).values()
     assert dict(choice.settings)["activation_granularity"] == "row"
+
+
+@pytest.mark.parametrize("looked_up", [True, False])
+def test_token_ids_need_no_margin_and_floats_do(tmp_path: Path, looked_up: bool) -> None:
+    weights = {"table": floats(64, 256, seed=1), "w": floats(256, 256, seed=2)}
+    nodes = (
+        [node("Gather", "table x", "rows"), node("MatMul", "rows w", "y")]
+        if looked_up
+        else [node("MatMul", "x w", "y")]
+    )
+    made = build(nodes, {"x": [1, 16] if looked_up else [1, 16, 256]}, ["y"], weights)
+    if looked_up:
+        made.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    onnx.save(made, tmp_path / "m.onnx")
+    prepared = prepare(load(tmp_path / "m.onnx"), choose_recipe("auto"), with_data=False)
+    samples = synthetic_samples(prepared.model, input_specs(prepared.model), 4)
+    assert _more_on_others(prepared.model, samples) == (0 if looked_up else MORE_ON_OTHERS)
 
 
 def test_as_many_nodes_go_as_leave_no_more_error_than_a_goal_allows() -> None:

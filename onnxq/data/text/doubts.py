@@ -9,15 +9,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from onnxq.data.reading import ModelFacts
+from onnxq.data.text.table_rows import table_rows
 from onnxq.data.text.tokenizer import EncodedText, TextTokenizer
 from onnxq.errors import DataError
-from onnxq.ir import Value
 from onnxq.text import counted
 from onnxq.warning import WarningLine
 
 FEW_TOKENS = 1024  # of all texts for a decoder: its widest layers mostly read more numbers
 MANY_UNKNOWN = 0.2  # share of tokens: English text has next to none, in the tokenizer of its model
-THROUGH = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten")  # what token ids pass
 
 
 def refuse_foreign_tokens(encoded: Sequence[EncodedText], name: str, path: Path, facts: ModelFacts) -> None:
@@ -33,28 +32,11 @@ def refuse_foreign_tokens(encoded: Sequence[EncodedText], name: str, path: Path,
         DataError: The highest token lies beyond the table that is looked up.
 
     """
-    rows = table_rows(facts, name)
+    rows = None if facts.model is None else table_rows(facts.model, name)
     highest = max((max(text.ids) for text in encoded), default=0)
     if rows is not None and highest >= rows:
         message = f"{path} makes token {highest}, and the model knows {rows} tokens: it belongs to another model"
         raise DataError(message, "Give the model's own: --tokenizer tokenizer.json.")
-
-
-def table_rows(facts: ModelFacts, name: str) -> int | None:
-    """Return how many rows the table has that an input of token ids picks from; None where it is not found."""
-    graph = None if facts.model is None else facts.model.graph
-    value = None if graph is None else next((one for one in graph.inputs if one.name == name), None)
-    waiting: list[Value] = [] if value is None else [value]
-    found: list[int] = []
-    while waiting:
-        for use in waiting.pop().uses:
-            table = use.node.inputs[0] if use.node.inputs else None
-            if use.node.op_type in THROUGH and use.slot == 0:
-                waiting += use.node.makes
-            elif use.node.op_type == "Gather" and use.slot == 1 and table is not None and table.tensor is not None:
-                rows = table.shape[0] if table.shape and not use.node.attribute("axis", 0) else None
-                found += [rows] if isinstance(rows, int) else []
-    return min(found, default=None)
 
 
 def text_warnings(
