@@ -5,7 +5,10 @@ The work of the commands is in the other packages.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+
+from onnxq.errors import ExitCode
 
 __all__ = ["main"]
 
@@ -20,6 +23,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code, see `onnxq.errors.ExitCode`.
 
     """
-    from onnxq.cli.boundary import run  # imported here so that Ctrl-C during imports is clean as well
+    try:
+        from onnxq.cli.boundary import run  # imported here so that Ctrl-C during imports is clean as well
 
-    return run(argv)
+        return run(argv)
+    except KeyboardInterrupt:  # before `run` watches for it
+        sys.stderr.write("interrupted\n")
+        return ExitCode.INTERRUPTED

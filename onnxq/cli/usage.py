@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from onnxq.text import join_words, shell_path
+from onnxq.text import join_words, parse_size, shell_path
 
 # Names in other tools: for commands a sentence, for options the option here
 COMMANDS = {
@@ -103,7 +103,9 @@ def usage_error(error: Any, arguments: Sequence[str]) -> tuple[str, str]:
         if odd is not None:
             return f"'{odd}' is no option", f"Write {_meant_long(odd, command)}. {see}"
         repeated = any(word == "--data" or word.startswith(("-d", "--data=")) for word in arguments)
-        hint = ("" if repeated else _pair(extra, context, command)) or _many(extra, command)
+        hint = (
+            _size(extra[0], arguments) or ("" if repeated else _pair(extra, context, command)) or _many(extra, command)
+        )
         return f"there is no place for {_short(extra)}", f"{hint} {see}".lstrip()
     if message.startswith("invalid value for"):
         denied = message.endswith(("is not readable", "is not writable"))
@@ -204,6 +206,14 @@ def _pair(extra: Sequence[str], context: Any, command: Any) -> str:
     model, data = sorted(words, key=lambda word: Path(word).suffix != ".onnx")
     fits = Path(model).suffix == ".onnx" and Path(data).suffix in (".npz", ".npy")
     return f"Write `onnxq {command.name} {shell_path(model)} -d {shell_path(data)}`." if fits else ""
+
+
+def _size(word: str, arguments: Sequence[str]) -> str:
+    """Say how a size is written whose unit stands behind a blank, as project files may have it."""
+    if word not in arguments[1:]:
+        return ""
+    number = arguments[arguments.index(word, 1) - 1]
+    return f"Write the size in one word: {number}{word}." if parse_size(f"{number} {word}") is not None else ""
 
 
 def _many(extra: Sequence[str], command: Any) -> str:

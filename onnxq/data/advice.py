@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 
 from onnxq.data.text.roles import takes_text
-from onnxq.data.unread.formats import pictures_without_ending, unread_format
+from onnxq.data.unread.formats import BY_SUFFIX, pictures_without_ending, unread_format
 from onnxq.data.validation import InputSpec
 from onnxq.errors import DataError
 from onnxq.text import counted, did_you_mean, join_words, shell_hint, shell_path
@@ -83,12 +83,26 @@ def kinds_of(found: Sequence[Path]) -> str:
     return f"{join_words(names)} {'file' if kinds.total() == 1 else 'files'}"
 
 
-def empty_folder(folder: Path, found: Sequence[Path], inputs: Sequence[InputSpec]) -> DataError:
-    """Make the error for a folder without arrays, and say what is in it instead."""
+def _of_one_format(found: Sequence[Path], inputs: Sequence[InputSpec]) -> str:
+    """Say how to read files that are all of a format of other programs, such as videos."""
+    formats = {BY_SUFFIX.get(file.suffix.lower()) for file in found}
+    kind = formats.pop() if len(formats) == 1 else None
+    if kind is None:
+        return ""
+    return kind.hint or f"Read each with {kind.code.format('FILE')}, and save samples: {saving(inputs)}."
+
+
+def empty_folder(
+    folder: Path, found: Sequence[Path], inputs: Sequence[InputSpec], *, below: Path | None = None
+) -> DataError:
+    """Make the error for a folder without arrays, and say what is in it instead; `below` is a folder that has some."""
     hidden = not found and any(file.name.startswith(".") for file in folder.iterdir())
     files = f": it holds {kinds_of(found)}" if found else f": it {'holds hidden files alone' if hidden else 'is empty'}"
     tests = "; or give ONNX test_data_set_* folders with input_0.pb, input_1.pb, …"
-    hint = pictures_without_ending(found) or f"Save samples: {saving(inputs)}{tests}"
+    hint = pictures_without_ending(found) or _of_one_format(found, inputs)
+    if below is not None:
+        hint = f"Give {shell_path(below)}, which has some."
+    hint = hint or f"Save samples: {saving(inputs)}{tests}"
     if any(file.suffix.lower() in SOUNDS for file in found):
         hint = f"No input takes a waveform, so compute what it takes. {hint}"
     return DataError(f"the folder {folder} has no samples in .npz or .npy{files}", hint)

@@ -63,6 +63,15 @@ CENTRED = Convention(
     "caffe",
 )
 CONVENTIONS = (UNIT, BYTES, SIGNED, IMAGENET, CENTRED)
+# No model takes these: pictures of 0 … 255 that ImageNet's mean and deviation were applied to, -2.1 … 1136
+UNDIVIDED = Convention(
+    "ImageNet's mean and deviation on 0 … 255",
+    "(x - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]",
+    (0.485 / BYTE, 0.456 / BYTE, 0.406 / BYTE),
+    (0.229 / BYTE, 0.224 / BYTE, 0.225 / BYTE),
+    "",
+)
+DARKEST = -1.5  # the least value of such pictures, or below
 
 
 @dataclass(frozen=True)
@@ -117,6 +126,9 @@ def convention_of(summary: InputSummary) -> Convention | None:
         slack, width = SLACK * (greatest - least), greatest - least
         if least - slack <= low and high <= greatest + slack and high - low > width / 4:
             fitting.append((width, convention))
+    least, greatest = (bound * (1 + SLACK) for bound in UNDIVIDED.range)
+    if not fitting and least <= low <= DARKEST and BYTE < high <= greatest:
+        return UNDIVIDED
     return min(fitting, key=lambda pair: pair[0], default=(0.0, None))[1]
 
 

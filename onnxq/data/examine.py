@@ -269,7 +269,8 @@ def _of_pictures(given: Samples, count: int, *, known: bool) -> Iterator[Warning
     large = [scale for scale in given.enlarged.values() if scale >= ENLARGED]
     if large and len(large) >= MANY_EQUAL * count:
         enlarged = min(len(large), count)  # one more may have been read
-        size = f"up to {max(large):.2g} times {'its' if count == 1 else 'their'} size"
+        most = f"{max(large):.2g}" if max(large) < 10 else f"{max(large):.0f}"
+        size = f"up to {most} times {'its' if count == 1 else 'their'} size"
         message = f"{enlarged} of {counted(count, 'picture')} had to be enlarged for the model, {size}"
         yield WarningLine("enlarged-pictures", message, "Give pictures as large as those in use.")
     for one in given.preparations:

@@ -72,7 +72,7 @@ def layout_hint(shape: Sequence[int], wanted: Dimensions, *, behind: int = 0, ro
         cut = ", ".join([":"] * (clear + behind) + [":3"])
         return f"Pictures have four channels, the last one perhaps their opacity: array[{cut}]."
     missing = _missing_axis(shape, wanted, behind) if len(shape) == len(wanted) - 1 else ""
-    return missing or _reshaped(shape, wanted, behind) or _resized(shape, wanted)
+    return missing or _batched(shape, wanted, behind) or _reshaped(shape, wanted, behind) or _resized(shape, wanted)
 
 
 def _channel_axis(shape: Sequence[int], wanted: Dimensions, given: int, takes: int = 3) -> int | None:
@@ -83,13 +83,24 @@ def _channel_axis(shape: Sequence[int], wanted: Dimensions, given: int, takes: i
     return None
 
 
+def _batched(shape: Sequence[int], wanted: Dimensions, behind: int) -> str:
+    """Return the sentence for a stack of batches of another size than the model fixes."""
+    if not behind or not wanted or not shape or wanted[0] in (None, shape[0]):
+        return ""
+    if not _fits([wanted[0], *shape[1:]], wanted):
+        return ""
+    rows = f"array.reshape({_numbers([-1, *shape[1:]])})"
+    return f"The model takes batches of {wanted[0]}, and is given batches of {shape[0]}: {rows} gives the rows alone."
+
+
 def _resized(shape: Sequence[int], wanted: Dimensions) -> str:
     """Return the sentence for pictures that have other sides than a model fixes, and nothing else."""
     if len(shape) != 4 or len(wanted) != 4:
         return ""
     for channels, sides in ((1, (2, 3)), (3, (1, 2))):
         height, width = (wanted[side] for side in sides)
-        if height and width and wanted[channels] == shape[channels] in CHANNELS:
+        other = (height, width) != (shape[sides[0]], shape[sides[1]])
+        if height and width and other and wanted[channels] == shape[channels] in CHANNELS:
             return f"Pictures are {shape[sides[0]]} × {shape[sides[1]]}: resize them to {height} × {width}, as in use."
     return ""
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from onnxq.data.conventions import OtherValues, convention_of, other_values
+from onnxq.data.conventions import IMAGENET, UNDIVIDED, OtherValues, convention_of, other_values
 from onnxq.data.first_layers import (
     MOST_FOLDED,
     BatchnormInputs,
@@ -122,7 +122,16 @@ class _Input:
     def warnings(self) -> list[WarningLine]:
         if self.layers.normalizations:
             return self._by_batchnorm()
-        return self._by_influence() or self._by_means()
+        return self._by_values() or self._by_influence() or self._by_means()
+
+    def _by_values(self) -> list[WarningLine]:
+        """Look for values that no model takes."""
+        if self.summary.channel_axis is None or convention_of(self.summary) is not UNDIVIDED:
+            return []
+        message = (
+            f"{self.values()} are those of pictures of 0 … 255, with ImageNet's mean and deviation applied to them"
+        )
+        return [WarningLine(CODE, message, f"Divide by 255 first: {IMAGENET.recipe}.")]
 
     def _by_influence(self) -> list[WarningLine]:
         """Look at how much the input moves the first layers."""

@@ -36,6 +36,7 @@ from onnxq.warning import WarningLine
 
 SAVE_AGAIN = "Save it again with numpy.savez or numpy.save, or copy it again."
 MOST_KEPT = 32 << 20  # bytes of all compressed arrays that are kept from their first pass on
+MAC_FILES = "__MACOSX/"  # what macOS adds to an archive that it packs, a file for each member
 UNREADABLE = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, RuntimeError)  # an archive with a password
 
 
@@ -234,7 +235,8 @@ def read_npz(path: Path, inputs: Sequence[InputSpec]) -> Source:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            members = {n.removesuffix(".npy"): n for n in archive.namelist() if n.endswith(".npy")}
+            found = [n for n in archive.namelist() if n.endswith(".npy") and not n.startswith(MAC_FILES)]
+            members = {n.removesuffix(".npy"): n for n in found}
             names = check_names(members, inputs, path.name)
             columns = {name: _member(path, archive, members[name]) for name in names}
     except UNREADABLE as error:

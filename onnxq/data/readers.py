@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def read_folder(folder: Path, inputs: Sequence[InputSpec]) -> list[Source]:
     elif arrays:
         sources.append(read_npy({f.stem: f for f in arrays}, inputs, str(folder)))
     if not sources:
-        raise empty_folder(folder, found, inputs)
+        raise empty_folder(folder, found, inputs, below=_below(folder, inputs))
     left = [f for f in found if f.suffix.lower() not in ARRAYS]
     return _with_left_out(sources, folder, left, ".npz and .npy files are")
 
@@ -72,6 +73,16 @@ def holds_arrays(folder: Path) -> bool:
         or (folder / "input_0.pb").is_file()
         or any((path / "input_0.pb").is_file() for path in sets)
     )
+
+
+def _below(folder: Path, inputs: Sequence[InputSpec]) -> Path | None:
+    """Return a folder one or two levels below that has arrays; a folder for each input is another matter."""
+    names = {spec.name for spec in inputs}
+    found = (path for pattern in ("*", "*/*") for path in sorted(folder.glob(pattern), key=natural_order))
+    visible = (path for path in found if path.is_dir() and not path.name.startswith(".") and path.name not in names)
+    with suppress(OSError):
+        return next((path for path in visible if holds_arrays(path)), None)
+    return None
 
 
 def _visible(folder: Path) -> list[Path]:

@@ -14,12 +14,12 @@ from onnxq.ir.proto_fields import bodies
 from onnxq.ir.shape_inference.contrib_ops import OF_ONNX
 from onnxq.ir.topological_order import reads
 
+UNLISTED = "in initializer but not in graph input"  # of the checker, about IR version 3
 # Phrases of the checker, of shape inference and of the inliner in the onnx package, and plain ones for them
 ONNX_PHRASES = (
     (r"\S+\.(?:cc|cpp|h):\d+: \w+: Assertion .* failed: ", ""),
     (r"\[\w*(?:Error|Fail)\w*\] ?(?:\([^)]*\) ?)?", ""),
     (r"^Field 'shape' of 'type' is required but missing\.$", "an input or output states no shape"),
-    (r"^(\S+) in initializer but not in graph input$", r"IR version 3 asks to list initializer '\1' as an input"),
     (r"^No Op registered for (\S+) with domain_version of (\d+)$", r"opset \2 has no operator \1"),
     (
         r"^Your model ir_version (\d+) is higher than the checker's \((\d+)\)\.?$",
@@ -47,17 +47,19 @@ def objection(model: bytes | str) -> str | None:
     try:
         onnx.checker.check_model(model)
     except (onnx.checker.ValidationError, DecodeError, OSError, ValueError, RuntimeError) as error:
-        named = any(operator in str(error) for operator in OF_ONNX)
-        return objection(_as_microsofts(model)) if named else plain_reason(error)
+        formal = any(phrase in str(error) for phrase in (*OF_ONNX, UNLISTED))
+        return objection(_as_onnxruntime_reads(model)) if formal else plain_reason(error)
     return None
 
 
-def _as_microsofts(model: bytes | str) -> bytes:
+def _as_onnxruntime_reads(model: bytes | str) -> bytes:
     """Write operators that onnxruntime has added to the domain of ONNX as its own, and elements of other files as none.
 
-    The checker finds such files only if it is given a path, and has no rule for what they hold.
+    The checker finds such files only if it is given a path, and has no rule for what they hold. IR version 3 becomes 4,
+    which lists no weights among the inputs: onnxruntime's tool quantizes models of 3 and leaves its new weights out.
     """
     proto = onnx.load(model, load_external_data=False) if isinstance(model, str) else onnx.ModelProto.FromString(model)
+    proto.ir_version = max(proto.ir_version, 4)
     for graph in _graphs(proto.graph):
         for node in graph.node:
             node.domain = MICROSOFT if node.op_type in OF_ONNX else node.domain

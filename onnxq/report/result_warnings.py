@@ -16,7 +16,7 @@ from onnxq.warning import WarningLine
 LOW, USELESS = 20.0, 10.0  # dB: an error of a tenth and of a third
 SLOWER, NO_FASTER = 1.02, 0.95  # of float's latency
 LEAST_LOSS = 1.0  # dB that saturation takes off on a family
-FASTER = "Try --target native --benchmark, which decides by times measured here"
+FASTER = "Quantize with --target native --benchmark, which decides by times measured here"
 
 
 def result_warnings(
@@ -68,7 +68,7 @@ def _of_accuracy(comparison: Comparison, expected: CrossValidation | None) -> It
     judged = "it is of no use" if worst < USELESS else "40 dB are an error of 1 %"
     said = f"{has} {decibels(worst)}, an error of {figure} % of its size" if math.isfinite(worst) else lost
     message = f"'{name}' {said}: {judged}"
-    remedy = "Give more typical data, or --min-sqnr 20 to keep the layers that lose most in float."
+    remedy = "Give more typical data, or quantize with --min-sqnr 20 to keep the layers that lose most in float."
     yield WarningLine("low-sqnr", message, remedy)
 
 

@@ -91,7 +91,8 @@ def load_timings(path: str | Path) -> Timings:
     except OSError as error:
         raise DataError(f"timings {path} cannot be read ({error.strerror})", "Check the path.") from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"timings {path} are no JSON: {error}", AGAIN) from error
+        reason = "they are no text" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise DataError(f"timings {path} are no JSON: {reason}", AGAIN) from error
     if not isinstance(found, dict) or "kernels" not in found:
         raise DataError(f"{path} holds no timings", AGAIN)
     if (found.get("format"), found.get("onnxq")) != (FORMAT, __version__):

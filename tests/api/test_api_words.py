@@ -30,7 +30,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("Add --data.", "Add data=….",),
         ("Write for example --preprocess size=224.", 'Write for example reading=onnxq.Reading(preprocess="size=224").'),
         ("Say --preprocess layout=nchw,size=224.", 'Say reading=onnxq.Reading(preprocess="layout=nchw,size=224").'),
-        ("Try --target native --benchmark, or", 'Try target="native", timing=onnxq.Timing(benchmark=True), or'),
+        (
+            "Quantize with --target native --benchmark, or",
+            'Quantize with target="native", timing=onnxq.Timing(benchmark=True), or',
+        ),
         ("or -r weight-int8 for the size", 'or recipe="weight-int8" for the size'),
         ("Write `onnxq verify a.onnx --against b.onnx`.", 'Write `onnxq.verify("a.onnx", "b.onnx")`.'),
         ("python -m tf2onnx.convert --saved-model FOLDER", "python -m tf2onnx.convert --saved-model FOLDER"),

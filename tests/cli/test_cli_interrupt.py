@@ -28,6 +28,7 @@ def slow():
         time.sleep(0.01)
         yield {"image": np.zeros((1, 1, 8, 8), np.float32)}
 """
+STEPS = re.compile(r"^(reading the model|planning|done)\b.* s\n", re.M)  # lines of a run on a busy machine
 ONNXQ = [sys.executable, "-m", "onnxq"]
 
 
@@ -165,10 +166,29 @@ def test_ctrl_c_at_any_time(folder: Path, delay: float) -> None:
         assert not left - {"digits_cnn.int8.onnx"}  # complete, if it is there: it gets its name in one step
     elif process.returncode == 0:
         assert left == {"digits_cnn.int8.onnx"}
-    else:  # the interpreter itself was still starting
+    else:  # the interpreter itself was still starting, which a busy machine takes its time for
         assert process.returncode in (1, -signal.SIGINT)
-        assert delay < 0.5
+        assert "/cli/" not in err
         assert not left
+
+
+EARLY = """
+import sys
+
+class Interrupted:
+    def find_spec(self, name, *_):
+        if name == "onnxq.cli.crash":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+from onnxq.cli import main
+sys.exit(main())
+"""
+
+
+def test_ctrl_c_before_it_is_watched_for() -> None:
+    done = subprocess.run([sys.executable, "-c", EARLY, "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
 @pytest.mark.parametrize(
@@ -224,7 +244,7 @@ def test_a_reader_that_goes_away(folder: Path) -> None:
     os.close(write)
     os.close(read)
     _, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (141, "")
+    assert (process.returncode, STEPS.sub("", err)) == (141, "")
 
 
 def test_no_color_and_no_terminal_mean_plain_text(folder: Path) -> None:
@@ -232,7 +252,7 @@ def test_no_color_and_no_terminal_mean_plain_text(folder: Path) -> None:
     done = subprocess.run([*ONNXQ, "plan", "digits_cnn.onnx"], capture_output=True, text=True, cwd=folder, env=plain)
     assert done.returncode == 0
     assert "\x1b" not in done.stdout + done.stderr
-    assert done.stderr == ""
+    assert STEPS.sub("", done.stderr) == ""
 
 
 def test_an_encoding_without_our_signs(folder: Path) -> None:
@@ -240,7 +260,7 @@ def test_an_encoding_without_our_signs(folder: Path) -> None:
     done = subprocess.run(
         [*ONNXQ, "quantize", "digits_cnn.onnx", "--dry-run"], capture_output=True, cwd=folder, env=ascii_only
     )
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (done.returncode, STEPS.sub("", done.stderr.decode())) == (0, "")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="file names are bytes on Linux alone")

@@ -35,6 +35,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("notes").mkdir()
     Path("talks").mkdir()
     Path("talks/a.wav").touch()
+    for file in ("clips/a.mov", "clips/b.mp4", "tables/a.mat", "tables/b.mat"):
+        Path(file).parent.mkdir(exist_ok=True)
+        Path(file).touch()
     for name in ("a.md", "b.md", "notes.rst"):
         (Path("notes") / name).touch()
     Path("nothing").mkdir()
@@ -73,6 +76,8 @@ def refused(source: str, inputs: Sequence[InputSpec] = ONE) -> tuple[str, str]:
             "it holds 1 .wav file",
             "No input takes a waveform, so compute what it takes. Save samples: numpy.savez",
         ),
+        ("clips", "it holds 1 .mov and 1 .mp4 files", "Save its frames as pictures: `ffmpeg -i FILE"),
+        ("tables", "it holds 2 .mat files", "Read each with scipy.io.loadmat(FILE)['NAME'], and save samples: numpy"),
         ("nothing", "has no samples in .npz or .npy: it is empty", "data_0=array"),
         ("unseen", "has no samples in .npz or .npy: it holds hidden files alone", "data_0=array"),
         ("nested", "has no samples in .npz or .npy: it holds 1 folder", "test_data_set_*"),

@@ -66,6 +66,10 @@ def test_the_order_of_axes(
         ((4, 224, 224, 4), NCHW, {}, ""),
         ((1, 3, 8, 8), (None, 1, 8, 8), {"rows": 9}, "the model takes grey: array.mean(axis=1, keepdims=True)."),
         ((1, 3, 160, 120), NCHW, {}, "Pictures are 160 × 120: resize them to 224 × 224, as in use."),
+        ((8, 3, 224, 224), (8, 3, 224, 224), {"behind": 1}, ""),
+        ((8, 3, 224, 224), (1, 3, 224, 225), {"behind": 1}, "Pictures are 224 × 224: resize them to 224 × 225"),
+        ((8, 3, 224, 224), (1, 3, 224, 224), {"behind": 1}, "given batches of 8: array.reshape(-1, 3, 224, 224) gives"),
+        ((1, 5), (4, 5), {"behind": 1}, "takes batches of 4, and is given batches of 1: array.reshape(-1, 5) gives"),
         ((1, 9, 9, 3), (1, 8, 8, 3), {}, "Pictures are 9 × 9: resize them to 8 × 8, as in use."),
     ],
 )

@@ -11,7 +11,17 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxq.data.conventions import BYTES, CENTRED, CONVENTIONS, IMAGENET, SIGNED, UNIT, Convention, convention_of
+from onnxq.data.conventions import (
+    BYTES,
+    CENTRED,
+    CONVENTIONS,
+    IMAGENET,
+    SIGNED,
+    UNDIVIDED,
+    UNIT,
+    Convention,
+    convention_of,
+)
 from onnxq.data.examine import examine
 from onnxq.data.first_layers import BatchnormInputs, FoldedMeans
 from onnxq.data.input_summary import InputSummaries
@@ -110,6 +120,14 @@ def warnings(model: Model, images: np.ndarray) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("kind", CONVENTIONS, ids=lambda kind: kind.words)
 def test_right_samples_raise_no_warning(kind: Convention, folded: bool) -> None:
     assert warnings(build(kind, folded=folded), as_convention(pictures(), kind)) == []
+
+
+@pytest.mark.parametrize("folded", [True, False])
+@pytest.mark.parametrize("kind", CONVENTIONS, ids=lambda kind: kind.words)
+def test_mean_and_deviation_without_a_division_are_told(kind: Convention, folded: bool) -> None:
+    [(code, remedy)] = warnings(build(kind, folded=folded), as_convention(pictures(), UNDIVIDED))
+    assert code == "wrong-normalization"
+    assert "x / 255" in remedy or kind.recipe in remedy
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,8 @@ def test_one_folder_is_no_class(tmp_path: Path) -> None:
     [
         (("train/cat/a.png", "val/cat/b.png"), "holds parts of a data set: train and val"),
         (("a.gif", "b.heic", "c.gif"), "holds pictures that are not read: 2 .gif and 1 .heic"),
+        (("a.ppm", "b.jfif", "c.nef"), "not read: 1 .ppm, 1 .jfif and 1 .nef"),
+        (("images/a.png", "masks/a.png"), "holds pictures, and others of what is in them: images and masks"),
         (("a.png", "x/b.npz"), "holds pictures and arrays (x/b.npz)"),
     ],
 )

@@ -634,3 +634,30 @@ def test_names_of_labels_take_one_sample_of_a_function():
 
     assert wrap_samples(give, [IMAGE]).label_names() == (("_label",), "")
     assert given == [0]
+
+
+def test_what_macos_adds_to_an_archive_is_no_array(tmp_path: Path) -> None:
+    path = save(tmp_path / "d.npz", image=numbers(3, 2, 3))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("__MACOSX/._image.npy", b"\0\5\x16\7")
+        archive.writestr(".DS_Store", b"x")
+    found = open_samples([path], [IMAGE])
+    assert found.count == 3
+    assert found.labels() == {}
+
+
+@pytest.mark.parametrize("level", ["calib", "calib/deep"])
+def test_a_folder_above_that_of_the_arrays_is_told_which_has_them(tmp_path: Path, level: str) -> None:
+    (tmp_path / level).mkdir(parents=True)
+    save(tmp_path / level / "d.npz", image=numbers(3, 2, 3))
+    with pytest.raises(DataError) as caught:
+        open_samples([tmp_path], [IMAGE])
+    assert caught.value.hint == f"Give {tmp_path / level}, which has some."
+
+
+def test_a_folder_for_each_input_is_no_folder_of_samples(tmp_path: Path) -> None:
+    (tmp_path / "image").mkdir()
+    np.save(tmp_path / "image" / "0.npy", numbers(2, 3))
+    with pytest.raises(DataError, match="it holds 1 folder") as caught:
+        open_samples([tmp_path], [IMAGE])
+    assert caught.value.hint.startswith("Save samples")

@@ -45,3 +45,14 @@ def test_operators_of_onnxruntime_are_known_in_branches_too() -> None:
     graph = helper.make_graph([chosen], "g", ends[:1], ends[1:], tensors)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     assert objection(model.SerializeToString()) is None
+
+
+def test_weights_of_ir_version_3_need_not_be_inputs(tmp_path: Path) -> None:
+    model = build([node("Add", "x w", "y")], {"x": [2]}, ["y"], {"w": np.ones(2, np.float32)})
+    model.ir_version = 3
+    onnx.save(model, tmp_path / "m.onnx")
+    assert "w" not in [value.name for value in model.graph.input]
+    assert objection(model.SerializeToString()) is None
+    assert objection(str(tmp_path / "m.onnx")) is None
+    model.graph.node[0].op_type = "NoSuchOperator"
+    assert "NoSuchOperator" in (objection(model.SerializeToString()) or "")

@@ -190,6 +190,23 @@ def test_weights_that_are_missing_do_not_hide_behind_an_output_that_is_there(ext
         save(model, tmp_path / "o.onnx", force=True)
 
 
+def test_external_data_under_a_similar_name_are_pointed_at(external, tmp_path):
+    (external.parent / "weights.bin").rename(external.parent / "Weights.bin")
+    with pytest.raises(ModelError, match=r"needs the file .*weights\.bin") as caught:
+        save(load(external), tmp_path / "o.onnx")
+    assert caught.value.hint == "Put the external data file next to the model. Did you mean 'Weights.bin'?"
+
+
+def test_data_in_a_cache_of_links_are_to_be_copied(external, tmp_path):
+    blob = tmp_path / "blobs" / "0a1b"
+    blob.parent.mkdir()
+    (external.parent / "weights.bin").rename(blob)
+    (external.parent / "weights.bin").symlink_to(blob)
+    with pytest.raises(ModelError, match=r"folder: weights\.bin is a link to .*/blobs/0a1b$") as caught:
+        save(load(external), tmp_path / "o.onnx")
+    assert f"cp -RL {external.parent} copy." in caught.value.hint
+
+
 def test_hard_link_to_elsewhere_is_refused(external, tmp_path):
     os.link(external.parent / "weights.bin", tmp_path / "elsewhere.bin")
     with pytest.raises(ModelError, match="hard link"):

@@ -181,11 +181,17 @@ def test_timings_of_another_kind_are_refused(tmp_path, change, sentence):
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [("{", "are no JSON"), (9999 * "[", "are no JSON"), ("[]", "no timings"), ("{}", "no timings")],
+    [
+        ("{", "are no JSON"),
+        (9999 * "[", "are no JSON"),
+        ("[]", "no timings"),
+        ("{}", "no timings"),
+        ("\udc94", "are no text"),
+    ],
 )
 def test_what_is_no_timings_is_refused(tmp_path, text, sentence):
     path = tmp_path / "t.json"
-    path.write_text(text)
+    path.write_text(text, "utf-8", "surrogateescape")
     with pytest.raises(DataError, match=sentence):
         load_timings(path)
     with pytest.raises(DataError, match="cannot be read"):

@@ -20,9 +20,13 @@ from onnxq.errors import DataError
 from onnxq.text import counted, join_words
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
-UNREAD = (".gif", ".tif", ".tiff", ".heic", ".heif", ".avif", ".jxl", ".jp2", ".svg", ".psd", ".raw", ".dng")
+UNREAD = (".gif", ".tif", ".tiff", ".heic", ".heif", ".avif", ".jxl", ".jp2", ".svg", ".psd", ".raw", ".dng", ".ppm",
+          ".pgm", ".pnm", ".tga", ".ico", ".jfif", ".cr2", ".nef", ".arw")  # fmt: skip
 ARRAYS = (".npz", ".npy", ".pb")
 SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
+# A folder of pictures, and one next to it with what a model is to find in them
+INPUTS = ("images", "image", "imgs", "img", "photos", "pictures", "jpegimages")
+TARGETS = ("masks", "mask", "labels", "annotations", "gt", "groundtruth", "ground_truth", "segmentationclass")
 IGNORED = ("thumbs.db", "desktop.ini")
 MOST_KINDS = 4
 CONVERT = "Convert them to .jpg or .png."
@@ -81,6 +85,11 @@ def read_folder_of_pictures(folder: Path) -> Pictures:
     parts = [path.name for path in below if path.name.lower() in SPLITS]
     if parts:
         raise DataError(f"{folder} holds parts of a data set: {join_words(parts)}", f"Give one: {folder / parts[0]}.")
+    inputs = [path for path in below if path.name.lower() in INPUTS]
+    targets = [path.name for path in below if path.name.lower() in TARGETS]
+    if inputs and targets:
+        said = f"{folder} holds pictures, and others of what is in them: {join_words([inputs[0].name, *targets])}"
+        raise DataError(said, f"Give the pictures: {inputs[0]}.")
     if not below:
         kinds = Counter(path.suffix.lower() for path in walk_files(folder) if path.suffix.lower() in UNREAD)
         amounts = join_words([f"{count} {kind}" for kind, count in kinds.most_common(MOST_KINDS)])

@@ -8,11 +8,13 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from onnxq.errors import ModelError
+from onnxq.text import did_you_mean, shell_path
 
 
 def external_path(folder: Path | None, location: str, tensor: str) -> Path:
@@ -33,13 +35,16 @@ def external_path(folder: Path | None, location: str, tensor: str) -> Path:
     base = folder.resolve()
     path = (base / location).resolve()
     if os.path.isabs(location) or not path.is_relative_to(base):
-        raise ModelError(f"tensor '{tensor}' points outside the model's folder: {location}", hint)
+        is_link = (base / location).is_symlink()  # caches of downloads are made of links
+        said = f"{location} is a link to {path}" if is_link else location
+        copy = f"Copy its folder without links, and give the copy: cp -RL {shell_path(folder)} copy."
+        raise ModelError(f"tensor '{tensor}' points outside the model's folder: {said}", copy if is_link else hint)
     try:
         status = path.stat()
     except OSError as error:
         raise ModelError(
             f"tensor '{tensor}' needs the file {path}, which cannot be read ({error.strerror})",
-            "Put the external data file next to the model.",
+            f"Put the external data file next to the model. {_renamed(path)}".rstrip(),
         ) from error
     if not stat.S_ISREG(status.st_mode):
         raise ModelError(f"tensor '{tensor}' needs {path}, which is no regular file", hint)
@@ -49,6 +54,13 @@ def external_path(folder: Path | None, location: str, tensor: str) -> Path:
             "Put a copy of the file in its place.",
         )
     return path
+
+
+def _renamed(path: Path) -> str:
+    """Say which file next to a missing one may be it under another name; empty where none is similar."""
+    with suppress(OSError):
+        return did_you_mean(path.name, [other.name for other in path.parent.iterdir()], cutoff=0.75)
+    return ""
 
 
 _MAPPED: dict[tuple[str, int, int, int], memoryview] = {}
