@@ -163,7 +163,7 @@ class WeightSolver:
         gains = np.zeros(len(self.rows), bool)
         trusted, held = None, plain
         if shows_something(fitted) and held_out.rows:
-            trusted, found = self._trusted(fitted, held_out, self._probe() if len(fitted.mean) == 1 else self)
+            trusted, found = self._trusted(fitted, held_out)
             gains, held = self._better(found, plain), np.minimum(found, plain)
         if trusted is None or not gains.any():
             return RoundedWeight(self.nearest.astype(np.int8), self.layout.shaped(self.covering), "nearest")
@@ -178,8 +178,12 @@ class WeightSolver:
         method: Method = "output error" if gains.any() else "nearest"
         return RoundedWeight(codes.astype(np.int8), self.layout.shaped(scales), method, float(gain), damping)
 
-    def _trusted(self, fitted: AnyGram, held_out: AnyGram, probe: WeightSolver) -> tuple[Trusted, np.ndarray]:
+    def _trusted(self, fitted: AnyGram, held_out: AnyGram) -> tuple[Trusted, np.ndarray]:
         """Choose by some of the channels how far H is trusted; gives the held-out error of all of them with it, too."""
+        if self.quick:  # there is one damping
+            only = _ready(fitted, usual_damping(fitted))
+            return only, self.trial(only, held_out)
+        probe = self._probe() if len(fitted.mean) == 1 else self
         plain = probe._errors(held_out, probe.nearest, probe.covering)
         best: tuple[float, Trusted, np.ndarray] | None = None
         for tried, (candidate, found) in enumerate(probe._trials(fitted, held_out)):
@@ -194,7 +198,7 @@ class WeightSolver:
 
     def _trials(self, fitted: AnyGram, held_out: AnyGram) -> Iterator[tuple[Trusted, np.ndarray]]:
         """Yield each damping and what `trial` gives with it; those of a small H are problems side by side."""
-        dampings = (usual_damping(fitted),) if self.quick else in_order(fitted)
+        dampings = in_order(fitted)
         blocks, size = fitted.shape
         few = isinstance(fitted, FewRowsGram)
         if few or len(dampings) * max(blocks * size**2, self.rows.size) > SIDE_BY_SIDE:
