@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from onnxq.data.samples import Samples, input_specs
 from onnxq.data.synthetic import synthetic_samples
-from onnxq.ir import Model
+from onnxq.ir import Model, Value
 from onnxq.lowering.coded_caches import code_caches, with_float_caches
 from onnxq.lowering.rewrite import rewrite
 from onnxq.pipeline.add_metrics import add_metrics
@@ -35,10 +35,12 @@ from onnxq.search.fast_search import ENOUGH as ENOUGH_IF_FAST
 from onnxq.search.fast_search import compared, fewest_for_use
 from onnxq.search.held_out import HoldoutSplit
 from onnxq.search.meet_budget import SearchOutcome, bits_by_size, meet_accuracy, settle_codes
+from onnxq.search.sensitivity import also_measured
 from onnxq.search.trials.float_transforms import transform_values
 from onnxq.search.variants import Variants, calibrate_and_round
 from onnxq.search.without_data import settle_without_data
 from onnxq.stages.finish import finalize, with_fast_prompts
+from onnxq.stages.measure import also_in_8bit
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, exclude_unreached_bodies
 from onnxq.verification.compare import compare
@@ -121,8 +123,9 @@ def _choose_and_rewrite(
         prepared = transform_values(prepared, split, observer, lambda replanned: _expect(replanned, split, request))
     spill_weights(prepared.model, split.baseline, request.scratch)
     bits = bits_by_size(prepared.plan.recipe, budget)
+    others = _also_measured(prepared, request)
     variants = calibrate_and_round(
-        prepared, split, samples, stats, observer, detailed=request.detailed, choose_bits=bits
+        prepared, split, samples, stats, observer, detailed=request.detailed, others=others, choose_bits=bits
     )
     outcome = SearchOutcome()
     if stats is None:
@@ -140,6 +143,13 @@ def _choose_and_rewrite(
         halves = cross_validate(variants, outcome.choices)
     kept = variants if prepared.fast and samples is not None and budget.max_size is None else None
     return _rewrite(variants, outcome, halves, request), kept
+
+
+def _also_measured(prepared: Prepared, request: Request) -> list[Value]:
+    """Return what the search is to ask for beyond the plan, or may ask for in a fast run."""
+    if prepared.fast:
+        return also_in_8bit(prepared.plan)
+    return [] if request.detailed or request.samples is None else also_measured(prepared)
 
 
 def _rewrite(variants: Variants, outcome: SearchOutcome, halves: CrossValidated | None, request: Request) -> _Rewritten:

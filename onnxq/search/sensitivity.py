@@ -20,12 +20,16 @@ from typing import Any
 import numpy as np
 
 from onnxq.errors import ModelError
+from onnxq.ir import Value
 from onnxq.planning.decision import Choices, Decision, Override, Plan
 from onnxq.planning.planner import node_key
 from onnxq.runtime.fork import in_copy
 from onnxq.search.resolution import resolved_noise, round_to_resolution
 from onnxq.search.sqnr_evaluator import SqnrEvaluator
 from onnxq.search.variants import Variants
+from onnxq.stages.measure import also_in_8bit
+from onnxq.stages.prepared import Prepared
+from onnxq.stages.replan import copy_prepared
 from onnxq.verification.layerwise import compare_layers
 from onnxq.verification.records import Contribution
 
@@ -72,6 +76,20 @@ def sensitivity(variants: Variants, *, splits: int = SPLITS, all_alone: int = AL
     parts = [part for group in groups_in_order for part in _shared_out(noises[group], shares[group.start : group.stop])]
     exact = [len(group) == 1 for group in groups_in_order for _ in group]
     return contributions(nodes, parts, exact)
+
+
+def also_measured(prepared: Prepared) -> list[Value]:
+    """Return what other plans have in 8 bit, if variants of `sensitivity` have anything that the plan has not.
+
+    A pass over the samples for these alone would take much longer than measuring them with all others.
+    """
+    plan, known = prepared.plan, prepared.plan.calibrated()
+    found = [value for value in also_in_8bit(plan) if value not in known]
+    if not found:
+        return []
+    every_other = quantize_only(plan, weighted_decisions(plan)[::2])  # so that each has neighbours in float
+    asked = copy_prepared(prepared, every_other, costs_count=False).plan.calibrated()
+    return found if {value.name for value in asked} - {value.name for value in known} else []
 
 
 def contributions(

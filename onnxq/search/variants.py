@@ -17,6 +17,7 @@ from onnxq.calibration.layer_moments import MeasuredLayers, rows_read
 from onnxq.calibration.output_sensitivity import OutputSensitivity
 from onnxq.calibration.parts import calibrate_in_parts
 from onnxq.calibration.qparams import QParams
+from onnxq.calibration.ranges import Needs, needs_of
 from onnxq.calibration.second_moments import InputMoments
 from onnxq.calibration.stats import Stats
 from onnxq.data.generated_text import generated_text
@@ -195,6 +196,7 @@ def calibrate_and_round(
     observer: Observer,
     *,
     detailed: bool = False,
+    others: Sequence[Value] = (),
     choose_bits: ChooseBits | None = None,
 ) -> Variants:
     """Calibrate, and choose the codes of all weights.
@@ -206,6 +208,7 @@ def calibrate_and_round(
         stats: Statistics of an earlier calibration, if there are any.
         observer: Told about each step.
         detailed: Whether statistics are for a report as well.
+        others: What is measured besides, for plans of the search.
         choose_bits: Plans the bits of weights in blocks, by samples and statistics.
 
     """
@@ -221,7 +224,8 @@ def calibrate_and_round(
     collect_garbage(prepared.model)
     prepared = with_ranges(prepared, tried.ranges)
     settled = not detailed and not prepared.fast
-    others = also_in_8bit(prepared.plan) if prepared.fast else []  # a second pass would take much longer
+    if settled and not needs_of(prepared.plan.range_methods) <= {Needs.EXTREMES}:
+        others = ()  # ranges by output error hang on who reads a value in 8 bit
     measured = measure(prepared, layers, samples, stats, observer, settled=settled, others=others)
     prepared = exclude_unreached_bodies(prepared, measured)
     if choose_bits is not None:

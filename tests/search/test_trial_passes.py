@@ -26,6 +26,7 @@ from onnxq.progress import Silent
 from onnxq.runtime import memory
 from onnxq.search import variants as variants_module
 from onnxq.search.held_out import HoldoutSplit
+from onnxq.search.meet_budget import meet_accuracy
 from onnxq.search.sensitivity import sensitivity
 from onnxq.search.variants import calibrate_and_round
 from onnxq.stages import measure
@@ -129,6 +130,29 @@ def test_second_moments_are_in_memory_once_and_no_longer_than_choices_are_made(m
     without(in_memory, "compare")
     quantize(model, samples=[{"x": floats(1, 3, 24, 24, seed=i)} for i in range(SAMPLES)], force=True)
     assert seen["compare"] > 0
+
+
+def test_what_nodes_need_that_are_quantized_alone_is_measured_with_all_else(tmp_path, monkeypatch):
+    """What a Concat joins has its range; where one part stays float, the others need ranges of their own."""
+    nodes = [node("Conv", f"x w{i}", f"a{i}", pads=[1, 1, 1, 1]) for i in range(3)]
+    nodes += [node("Concat", "a0 a1 a2", "b", axis=1), node("Conv", "b w3", "y", pads=[1, 1, 1, 1])]
+    weights = {f"w{i}": floats(16 if i < 3 else 4, 48 if i == 3 else 3, 3, 3, seed=i) for i in range(4)}
+    onnx.save(build(nodes, {"x": ["N", 3, 24, 24]}, ["y"], weights), tmp_path / "m.onnx")
+    passes: list[tuple[str, ...]] = []
+    for module in (variants_module, measure):
+        before = module.calibrate_in_parts
+
+        def keep(model, values, *given, before=before, **settings):
+            passes.append(tuple(value.name for value in values))
+            return before(model, values, *given, **settings)
+
+        monkeypatch.setattr(module, "calibrate_in_parts", keep)
+    seen: list[int] = []
+    monkeypatch.setattr(in_memory, "meet_accuracy", lambda *given: seen.append(len(passes)) or meet_accuracy(*given))
+    given = [{"x": floats(1, 3, 24, 24, seed=i)} for i in range(SAMPLES)]
+    quantize(tmp_path / "m.onnx", load_recipe("auto").setting(ranges="minmax"), samples=given, force=True)
+    assert "a0" in passes[seen[0] - 1]
+    assert not any("a0" in names for names in passes[seen[0] :])
 
 
 def test_a_range_is_searched_for_once_in_each_trial(model, monkeypatch):
