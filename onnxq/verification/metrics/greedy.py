@@ -16,7 +16,7 @@ import numpy as np
 from onnxq.data.labels import Labels
 from onnxq.data.validation import InputSpec, Sample
 from onnxq.errors import DataError
-from onnxq.verification.metrics.named_metric import Arrays, MetricRun, numbers, refuse_outputs
+from onnxq.verification.metrics.named_metric import Arrays, MetricRun, find_logits
 
 NAME = "greedy"
 TEXTS, PROMPT, CONTINUED = 8, 32, 64
@@ -96,7 +96,7 @@ def _continued(sample: Sample, name: str, prompt: int, size: int, run: RunModel,
     text[:, :prompt] = ids[:, :prompt]
     for end in range(prompt, size):
         feeds = _grown(sample, name, text if fixed else text[:, :end])
-        text[:, end] = _logits(run(feeds))[:, end - 1].argmax(axis=-1)
+        text[:, end] = find_logits(NAME, run(feeds))[:, end - 1].argmax(axis=-1)
     return _grown(sample, name, text)
 
 
@@ -118,14 +118,6 @@ def _grown(sample: Sample, name: str, text: np.ndarray) -> Sample:
     return made
 
 
-def _logits(outputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return logits `[rows, length, tokens]`."""
-    found = {name: array for name, array in numbers(outputs).items() if array.ndim == 3 and array.dtype.kind == "f"}
-    if not found:
-        raise refuse_outputs(NAME, "logits [batch, length, tokens]", outputs)
-    return found[next((name for name in found if "logit" in name.lower()), next(iter(found)))]
-
-
 class Greedy(MetricRun):
     """Keeps the choices of a model along the texts.
 
@@ -142,7 +134,7 @@ class Greedy(MetricRun):
     def add(self, inputs: Arrays, outputs: Arrays) -> None:
         """Keep the choices of one text."""
         begin, end = self._begins[len(self.chosen)]
-        self.chosen.append(_logits(outputs)[:, begin:end].argmax(axis=-1))
+        self.chosen.append(find_logits(NAME, outputs)[:, begin:end].argmax(axis=-1))
 
     def score(self, reference: MetricRun) -> float:
         """Return the percentage of equal choices."""

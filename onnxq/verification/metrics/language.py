@@ -5,16 +5,14 @@ Tests: `tests/verification/test_metrics_by_name.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from onnxq.data.labels import Labels
 from onnxq.data.validation import InputSpec
 from onnxq.errors import DataError
-from onnxq.verification.metrics.named_metric import NAME_ONE, Arrays, MetricRun, find_label, label_rows, numbers
-from onnxq.verification.metrics.named_metric import refuse_outputs as refuse
+from onnxq.verification.metrics.named_metric import NAME_ONE, Arrays, MetricRun, find_label, find_logits, label_rows
 
 NAME = "perplexity"
 PIECE = 1 << 20  # elements of logits that are in memory in float64
@@ -46,7 +44,7 @@ class Perplexity(MetricRun):
 
     def add(self, inputs: Arrays, outputs: Arrays) -> None:
         """Add the losses of one sample."""
-        logits = _logits(outputs)
+        logits = find_logits(NAME, outputs)
         rows = len(logits)
         if self._following is None:
             following = _shifted(inputs, logits)
@@ -65,15 +63,6 @@ class Perplexity(MetricRun):
         if not self._count:
             raise DataError(f"{NAME}: no token has a next one", "Give texts of two tokens at least.")
         return float(np.exp(self._loss / self._count))
-
-
-def _logits(outputs: Mapping[str, Any]) -> np.ndarray:
-    """Return logits of shape `[rows, length, tokens]`."""
-    found = {name: array for name, array in numbers(outputs).items() if array.ndim == 3 and array.dtype.kind == "f"}
-    if not found:
-        raise refuse(NAME, "logits [batch, length, tokens]", outputs)
-    name = next((name for name in found if "logit" in name.lower()), next(iter(found)))
-    return found[name]
 
 
 def _shifted(inputs: Arrays, logits: np.ndarray) -> np.ndarray:

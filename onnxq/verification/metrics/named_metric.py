@@ -186,6 +186,19 @@ def numbers(outputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
     }
 
 
+def find_logits(metric: str, outputs: Mapping[str, Any]) -> np.ndarray:
+    """Return the logits `[rows, length, tokens]` of a language model: the output that is called so, else the first.
+
+    Raises:
+        DataError: No output is of this shape.
+
+    """
+    found = {name: array for name, array in numbers(outputs).items() if array.ndim == 3 and array.dtype.kind == "f"}
+    if not found:
+        raise refuse_outputs(metric, "logits [batch, length, tokens]", outputs)
+    return found[next((name for name in found if "logit" in name.lower()), next(iter(found)))]
+
+
 def refuse_outputs(metric: str, wanted: str, outputs: Mapping[str, Any]) -> DataError:
     """Make the error for a model whose outputs a metric cannot read."""
     shapes = [f"'{name}' {list(np.shape(array))}" for name, array in outputs.items()]
