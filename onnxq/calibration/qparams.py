@@ -9,24 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from onnxq.calibration.ranges import (
-    DEFAULT_PERCENTILE,
-    choose_range,
-    expected_error,
-)
 from onnxq.errors import ModelError, RecipeError
-
-__all__ = [
-    "CODE_TYPES",
-    "DEFAULT_PERCENTILE",
-    "CodeType",
-    "QParams",
-    "QuantizedWeight",
-    "activation_qparams",
-    "choose_range",
-    "expected_error",
-    "quantize_weight",
-]
 
 TINY = np.finfo(np.float32).tiny  # smallest normal number: a subnormal scale loses precision, zero divides by zero
 GRID = 40  # shrink factors that the squared-error search of a weight's scale tries

@@ -14,11 +14,9 @@ from onnx import TensorProto
 from onnxq.calibration.qparams import (
     CODE_TYPES,
     activation_qparams,
-    choose_range,
-    expected_error,
     quantize_weight,
 )
-from onnxq.calibration.ranges import METHODS
+from onnxq.calibration.ranges import METHODS, choose_range, expected_error
 from onnxq.calibration.stats import TensorStats
 from onnxq.errors import ModelError, RecipeError
 

@@ -10,7 +10,8 @@ import pytest
 from rescale_support import build, difference, linear, rescale_model, run, sample, sqnr
 
 from onnxq.calibration.calibrate import calibrate
-from onnxq.calibration.qparams import activation_qparams, choose_range
+from onnxq.calibration.qparams import activation_qparams
+from onnxq.calibration.ranges import choose_range
 from onnxq.calibration.stats import Stats
 from onnxq.ir import Model, commit
 from onnxq.lowering.rewrite import rewrite
