@@ -100,11 +100,10 @@ class ChannelPeaks(Statistic):
 
     def add(self, values: np.ndarray) -> None:
         """Take in a batch."""
-        inside = -values.ndim <= self.axis < values.ndim
-        others = tuple(axis for axis in range(values.ndim) if axis != self.axis % values.ndim) if inside else ()
-        if not inside:
+        if not -values.ndim <= self.axis < values.ndim:
             self.high = self.low = None
             return
+        others = tuple(axis for axis in range(values.ndim) if axis != self.axis % values.ndim)
         self._take(values.max(axis=others)[None], values.min(axis=others)[None], values.size)
 
     def merge(self, other: Self) -> Self:

@@ -1,10 +1,9 @@
 """Differences of two numbers in every row, as a product with [[1, -1], [-1, 1]].
 
-Softmax over two classes is written as Sigmoid of differences (`simplify/fusing/binary_softmax_to_sigmoid.py`).
-To split rows of two and
-join them again, onnxruntime (1.31) copies every number by itself. Its product of matrices reads them in place, and
-gives the same bits: a face detector takes 0.986 of its time. The pass runs after quantization, which would quantize the
-product.
+Softmax over two classes is written as Sigmoid of differences (`simplify/fusing/binary_softmax_to_sigmoid.py`). To split
+rows of two and join them again, onnxruntime (1.31) copies every number by itself. Its product of matrices reads them in
+place, and gives the same bits: a face detector takes 0.986 of its time. The pass runs after quantization, which would
+quantize the product.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import math
 
 import numpy as np
 
-from onnxq.ir import Graph, Model, Node, Patch, Tensor, Value, commit
+from onnxq.ir import Graph, Model, Node, Patch, Value, commit
 from onnxq.ir.graph import Use
 from onnxq.ir.min_cut import INFINITE, Flow
 from onnxq.ir.pass_manager import register_pass
@@ -200,7 +200,7 @@ def _spared(node: Node) -> bool:
     while pending:
         value = pending.pop()
         for use in value.uses:
-            if use.node.op_type == "MatMul" and not use.node.domain and not _constants(use.node):
+            if use.node.op_type == "MatMul" and not use.node.domain and not use.node.constants:
                 products += 1
             elif _passed(use.node):
                 pending += use.node.makes
@@ -211,12 +211,8 @@ def _spared(node: Node) -> bool:
     return products > 0
 
 
-def _constants(node: Node) -> list[Tensor]:
-    return node.constants
-
-
 def _passed(node: Node) -> bool:
     """Whether onnxruntime computes a node together with the product behind: it scales everything, or turns matrices."""
     if node.op_type in SCALING and not node.domain:
-        return [constant.size for constant in _constants(node)] == [1]
+        return [constant.size for constant in node.constants] == [1]
     return node.op_type == "Transpose" and not node.domain and node.attribute("perm") == TURNED
