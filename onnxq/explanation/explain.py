@@ -211,10 +211,8 @@ def _output(value: Value, became: dict[Node, NodeReport]) -> Wire:
 
 
 def _kind(value: Value) -> str:
-    name = "unknown" if value.dtype is None else dtype_name(value.dtype)
-    if value.tensor is not None:
-        name = dtype_name(value.tensor.dtype)
-    shape = value.tensor.shape if value.tensor is not None else value.shape
+    known = value if value.tensor is None else value.tensor
+    name, shape = "unknown" if known.dtype is None else dtype_name(known.dtype), known.shape
     return name if shape is None else f"{name}[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 

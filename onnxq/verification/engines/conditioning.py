@@ -9,14 +9,13 @@ Tests: `tests/verification/test_engines.py`.
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import numpy as np
 
 from onnxq.errors import OnnxqError
 from onnxq.evaluator import Run, Step
 from onnxq.ir import Value
-from onnxq.verification.engines.tolerance import gap
+from onnxq.verification.engines.tolerance import gap, is_float
 
 TRIALS = 3  # compared with one another
 TIMES = 8.0  # what engines add up in another order differs in a few bits
@@ -33,7 +32,7 @@ def is_in_the_last_bits(step: Step, value: Value, run: Run, largest: float) -> b
         largest: The largest difference.
 
     """
-    read = {each: run.values[each] for each in step.node.reads if _is_float(run.values.get(each))}
+    read = {each: run.values[each] for each in step.node.reads if is_float(run.values.get(each))}
     made = {each: run.values[each] for each in step.node.makes if each in run.values}
     random = np.random.default_rng(0)
     shaken = []
@@ -61,7 +60,3 @@ def differ_in_the_last_bits(step: Step, one: Run, other: Run) -> bool:
 def _shaken(array: np.ndarray, random: np.random.Generator) -> np.ndarray:
     ends = np.where(random.random(array.shape) < 0.5, array.dtype.type(-np.inf), array.dtype.type(np.inf))
     return np.where(np.isfinite(array), np.nextafter(array, ends), array).astype(array.dtype)
-
-
-def _is_float(array: Any) -> bool:
-    return isinstance(array, np.ndarray) and array.dtype.kind == "f"

@@ -18,7 +18,7 @@ from onnxq.verification.engines.conditioning import differ_in_the_last_bits, is_
 from onnxq.verification.engines.origin import holds
 from onnxq.verification.engines.result import Disagreement, Parting
 from onnxq.verification.engines.tensors import InnerTensors
-from onnxq.verification.engines.tolerance import LARGEST_NUMBER, MOST_TIES, Gap, gap
+from onnxq.verification.engines.tolerance import LARGEST_NUMBER, MOST_TIES, Gap, gap, is_float
 
 # Operators that give codes: they round, and what lies half-way may go either side
 QUANTIZERS = frozenset(("QuantizeLinear", "DynamicQuantizeLinear", "QGemm"))
@@ -126,7 +126,7 @@ class NodeByNode:
         if undefined:
             self.of_nan = self.of_nan or (f"{operator} node {node.display_name}", undefined[0].name)
             return
-        smooth = _is_float(pair[0]) and node.op_type not in STEPS and not node.bodies
+        smooth = is_float(pair[0]) and node.op_type not in STEPS and not node.bodies
         if smooth and not found.problem and is_in_the_last_bits(step, value, forced, found.max_abs):
             self.blurred[node.display_name] = (
                 f"{operator} node {node.display_name} makes differences of the last bits of what it reads"
@@ -148,7 +148,7 @@ class NodeByNode:
             self.flipped += found.differing
         if found.within or self.parting is not None:
             return
-        is_step = not _is_float(pair[0]) or step.node.op_type in STEPS or _rounds_inside(step)
+        is_step = not is_float(pair[0]) or step.node.op_type in STEPS or _rounds_inside(step)
         is_step = is_step or step.node.display_name in self.blurred or differ_in_the_last_bits(step, *runs)
         share = found.differing / found.elements if found.elements else 1.0
         operator = step.node.operator
@@ -176,7 +176,7 @@ def _rounded_by(inputs: Iterable[Any]) -> float:
     """Return what the largest ordinary number among the inputs is rounded by."""
     found = 0.0
     for array in inputs:
-        if _is_float(array):
+        if is_float(array):
             magnitudes = np.abs(array[np.abs(array) <= LARGEST_NUMBER])
             found = max(found, float(magnitudes.max(initial=0.0)) * float(np.finfo(array.dtype).eps))
     return found
@@ -194,7 +194,3 @@ def _makes_codes(step: Step, array: Any) -> bool:
     node = step.node
     quantizes = node.op_type in QUANTIZERS or node.op_type.startswith("QLinear")
     return quantizes and isinstance(array, np.ndarray) and array.dtype.kind in "iu" and array.dtype.itemsize <= 2
-
-
-def _is_float(array: Any) -> bool:
-    return isinstance(array, np.ndarray) and array.dtype.kind == "f"

@@ -69,6 +69,11 @@ def gap(expected: Any, got: Any) -> Gap:
     return result
 
 
+def is_float(array: Any) -> bool:
+    """Whether something is an array of floats that NumPy has itself, hence not bfloat16."""
+    return isinstance(array, np.ndarray) and array.dtype.kind == "f"
+
+
 def _incomparable(problem: str) -> Gap:
     return Gap(problem, 0, 0, np.inf, np.inf, False, False)
 
