@@ -119,11 +119,11 @@ def verdict(report: ReportData) -> str:
     if compared.latency is not None:
         parts.append(speed_change(compared.latency.ratio))
     worst = compared.worst_sqnr
-    lost = (
-        "equal outputs"
-        if worst == math.inf
-        else f"an error of {_figure(100 * 10 ** (-worst / 20), 2)} % at the worst output"
-    )
+    lost = "equal outputs"
+    if worst == -math.inf:
+        lost = next(f"an output that {output.lost()}" for output in compared.measured() if output.sqnr == worst)
+    elif worst < math.inf:
+        lost = f"an error of {_figure(100 * 10 ** (-worst / 20), 2)} % at the worst output"
     others = "" if report.cross_validation is None else f" SQNR {report.cross_validation.sentence}."
     return f"The quantized model is {' and '.join(parts)}, with {lost}.{others}"
 

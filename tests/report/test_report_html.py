@@ -18,7 +18,7 @@ from onnxq.pipeline.quantize import quantize
 from onnxq.report import NodeReport, Report, check_report_path, write_report
 from onnxq.report.activations import Activation, describe_activation
 from onnxq.report.details import Limit
-from onnxq.report.html import worst_activations
+from onnxq.report.html import verdict, worst_activations
 from onnxq.verification.records import (
     Comparison,
     Contribution,
@@ -317,6 +317,12 @@ def test_other_reports_need_nothing_of_it() -> None:
 
     code = "import sys, onnxq.report; sys.exit(any(name in sys.modules for name in ('matplotlib', 'jinja2')))"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_verdict_on_an_output_without_an_error_in_percent(report: Report) -> None:
+    lost = OutputComparison("y", "float32", 10, False, -math.inf, math.inf, None, None)
+    spoilt = replace(report, comparison=Comparison((lost,), 5))
+    assert verdict(spoilt) == "The quantized model is 4.0× smaller, with an output that overflows."
 
 
 def test_the_page_begins_with_a_verdict_and_has_a_table_of_processors(tmp_path: Path) -> None:
