@@ -58,6 +58,10 @@ def _is_paths(value: object) -> bool:
     return _is_path(value) or (isinstance(value, Iterable) and all(_is_path(one) for one in value))
 
 
+def _is_shard(value: object) -> bool:
+    return all(_is_count(getattr(value, name, None)) for name in ("number", "count"))
+
+
 def _is_inputs(value: object) -> bool:
     return (
         isinstance(value, Iterable) and not isinstance(value, str) and all(isinstance(one, InputSpec) for one in value)
@@ -81,6 +85,10 @@ EXPECTED: dict[str, ArgumentType] = {
     "reading": ArgumentType(lambda value: isinstance(value, Reading), 'Write onnxq.Reading(preprocess="size=224").'),
     "timing": ArgumentType(lambda value: isinstance(value, Timing), "Write onnxq.Timing(benchmark=True)."),
     "sample_limit": ArgumentType(_is_count, "Give a whole number, such as 64."),
+    "shard": ArgumentType(_is_shard, "Write for example onnxq.Shard(1, 2)."),
+    "shards": ArgumentType(
+        lambda value: not isinstance(value, str) and _is_paths(value), 'Give a list of files, such as ["1.stats"].'
+    ),
     "jobs": ArgumentType(_is_count, "Give a whole number, such as 2."),
     **dict.fromkeys(("min_sqnr", "max_abs", "min_agreement", "min_cosine", "max_drop"), NUMBER),
     **dict.fromkeys(("layers", "external_data"), YES_OR_NO),
@@ -93,6 +101,7 @@ EXPECTED: dict[str, ArgumentType] = {
 }
 # By how a parameter is annotated: names such as `samples` stand for other things elsewhere
 ANNOTATED: dict[str, ArgumentType] = {
+    "str | Path": ArgumentType(_is_path, "Give a name or a path."),
     "Model": ArgumentType(lambda value: isinstance(value, Model), "Give what onnxq.load returns."),
     "Sequence[InputSpec]": ArgumentType(_is_inputs, "Give onnxq.input_specs(model)."),
     "Iterable[Mapping[str, np.ndarray]]": ArgumentType(

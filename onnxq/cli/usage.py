@@ -104,7 +104,9 @@ def usage_error(error: Any, arguments: Sequence[str]) -> tuple[str, str]:
             return f"'{odd}' is no option", f"Write {_meant_long(odd, command)}. {see}"
         repeated = any(word == "--data" or word.startswith(("-d", "--data=")) for word in arguments)
         hint = (
-            _size(extra[0], arguments) or ("" if repeated else _pair(extra, context, command)) or _many(extra, command)
+            _one_word(extra[0], arguments)
+            or ("" if repeated else _pair(extra, context, command))
+            or _many(extra, command)
         )
         return f"there is no place for {_short(extra)}", f"{hint} {see}".lstrip()
     if message.startswith("invalid value for"):
@@ -208,11 +210,13 @@ def _pair(extra: Sequence[str], context: Any, command: Any) -> str:
     return f"Write `onnxq {command.name} {shell_path(model)} -d {shell_path(data)}`." if fits else ""
 
 
-def _size(word: str, arguments: Sequence[str]) -> str:
-    """Say how a size is written whose unit stands behind a blank, as project files may have it."""
+def _one_word(word: str, arguments: Sequence[str]) -> str:
+    """Say how a size is written whose unit stands behind a blank, and how several settings are."""
     if word not in arguments[1:]:
         return ""
     number = arguments[arguments.index(word, 1) - 1]
+    if re.fullmatch(r"[\w.]+=\S+", word) and "--preprocess" in arguments:
+        return f"Write several settings with commas: --preprocess {number},{word}."
     return f"Write the size in one word: {number}{word}." if parse_size(f"{number} {word}") is not None else ""
 
 

@@ -19,6 +19,7 @@ PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 SOUNDS = (".wav", ".flac", ".mp3", ".ogg")
 TEXTS = (".txt", ".json", ".jsonl", ".csv", ".tsv", ".md")
 CODE = re.compile(r"(?P<file>.+)\.py:(?P<name>[A-Za-z_][\w.]*)")
+SAMPLES = "samples"  # what messages call those that a caller of Python gives
 MOST_INPUTS = 4
 MOST_KINDS = 3
 
@@ -187,7 +188,7 @@ def refuse_single_array(source: str, inputs: Sequence[InputSpec]) -> None:
     if len(inputs) != 1:
         raise DataError(
             f"{source} holds one array, and the model has {counted(len(inputs), 'input')}",
-            f"Save them together: {saving(inputs)}.",
+            f"Save them together: {saving(inputs)}." if source != SAMPLES else f"Give all: {one_sample(inputs)}.",
         )
 
 

@@ -274,8 +274,8 @@ def _of_pictures(given: Samples, count: int, *, known: bool) -> Iterator[Warning
         message = f"{enlarged} of {counted(count, 'picture')} had to be enlarged for the model, {size}"
         yield WarningLine("enlarged-pictures", message, "Give pictures as large as those in use.")
     for one in given.preparations:
-        if one.assumed and not known:
-            pictures = one.input in given.decoders
+        pictures = one.input in given.decoders
+        if one.assumed and not (known and pictures):
             keys = "normalize=unit, signed, imagenet or bytes" if pictures else "rate=16000"
             yield WarningLine("assumed-preprocessing", one.assumed, f"Say what holds: --preprocess {keys}.")
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from onnxq.data.advice import (
+    SAMPLES,
     missing_data,
     named_type,
     one_sample,
@@ -52,7 +53,7 @@ __all__ = [
     "wrap_samples",
 ]
 
-PYTHON, SAMPLES = "Python", "samples"  # what samples are from that a caller gives, and what messages call them
+PYTHON = "Python"  # what samples are from that a caller gives
 MANY = 10_000  # samples of a function after which the user is told: some never end
 Given = TypeVar("Given", bound=Mapping[str, np.ndarray])
 

@@ -248,6 +248,12 @@ def in_blocks(bits: int | str, block_size: int | None = None, target: str | None
         'bits-4-block-64'
 
     """
+    if not isinstance(bits, int | str) or bits not in (*BLOCK_BITS, MEAN_BITS, MIXED):
+        known = ", ".join(map(str, sorted((*BLOCK_BITS, MEAN_BITS))))
+        hint = f"Choose one of {known}, or for sizes between, {MIXED} with --max-size."
+        raise RecipeError(f"--bits cannot be {bits!r}: onnxruntime multiplies by no such weights", hint)
+    if block_size is not None and block_size not in BLOCK_SIZES:
+        raise RecipeError(f"--block cannot be {block_size}", f"Choose one of {', '.join(map(str, BLOCK_SIZES))}.")
     recipe = load_recipe("weight-int4")
     size = recipe.scheme.block_size if block_size is None else block_size
     recipe = recipe if target is None else recipe.for_target(target)
@@ -316,12 +322,6 @@ def block_recipe(recipe: str, bits: int | str | None, block: int | None, target:
     if recipe != "auto":
         hint = f"Leave --recipe {recipe} out, or set block_size in a recipe file."
         raise RecipeError("--bits chooses the recipe itself", hint)
-    if bits not in (*BLOCK_BITS, MEAN_BITS, MIXED):
-        known = ", ".join(map(str, sorted((*BLOCK_BITS, MEAN_BITS))))
-        hint = f"Choose one of {known}, or for sizes between, {MIXED} with --max-size."
-        raise RecipeError(f"--bits cannot be {bits}: onnxruntime multiplies by no such weights", hint)
-    if block is not None and block not in BLOCK_SIZES:
-        raise RecipeError(f"--block cannot be {block}", f"Choose one of {', '.join(map(str, BLOCK_SIZES))}.")
     return in_blocks(bits, block, target)
 
 

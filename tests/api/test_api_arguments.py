@@ -94,6 +94,26 @@ def test_other_functions_do_so_too() -> None:
         (lambda: onnxq.compare("m.onnx", "m.onnx", "d.npz"), "samples cannot be a str", "onnxq.open_samples("),
         (lambda: onnxq.compare("m.onnx", "m.onnx", SAMPLES[0]), "samples cannot be a dict", "a list of"),
         (lambda: onnxq.compare("m.onnx", "m.onnx", [1]), "samples gives an int for a sample", "{'INPUT': array}"),
+        (lambda: onnxq.load_recipe(3), "source cannot be 3", "a name or a path"),
+        (
+            lambda: onnxq.calibrate("m.onnx", "s.npz", samples=SAMPLES, shard="1/2"),
+            "shard cannot be a str",
+            "Shard(1, 2)",
+        ),
+        (
+            lambda: onnxq.calibrate("m.onnx", "s.npz", samples=SAMPLES, shard=onnxq.Shard("1", 2)),
+            "shard cannot be a Shard",
+            "Shard(1, 2)",
+        ),
+        (lambda: onnxq.merge("1.stats", "s.npz"), "shards cannot be a str", "a list of files"),
+        (
+            lambda: onnxq.in_blocks(5),
+            "bits cannot be 5: onnxruntime multiplies by no such weights",
+            "one of 2, 3, 4, 8",
+        ),
+        (lambda: onnxq.in_blocks(4.0), "bits cannot be 4.0", "one of 2, 3, 4, 8"),
+        (lambda: onnxq.in_blocks("4"), "bits cannot be '4'", "one of 2, 3, 4, 8"),
+        (lambda: onnxq.in_blocks(4, 33), "block cannot be 33", "one of 16, 32"),
         (lambda: onnxq.compare_layers("m.onnx", "m.onnx", SAMPLES[0]), "samples cannot be a dict", "a list of"),
     ],
 )

@@ -81,6 +81,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "frobnicate": ("no such command 'frobnicate'", "Commands are calibrate, check, "),
     "quantize m.onnx -d a.npz b.npz c.npz": ("there is no place for 'b.npz', 'c.npz'", "as in -d a.npz -d b.npz"),
     "quantize m.onnx -d a.npz b.npz": ("there is no place for 'b.npz'", "Repeat --data for every file, as in -d a.npz"),
+    "data m.onnx --preprocess rate=8 length=5": ("place for 'length=5'", "commas: --preprocess rate=8,length=5."),
     "quantize m.onnx --max-size 10 MB": ("there is no place for 'MB'", "Write the size in one word: 10MB."),
     "quantize m.onnx q.onnx": ("there is no place for 'q.onnx'", "name the output with --output"),
     "quantize m.onnx d.npz": ("there is no place for 'd.npz'", "Write `onnxq quantize m.onnx -d d.npz`."),

@@ -108,6 +108,12 @@ def test_one_array_for_a_model_of_several_inputs() -> None:
     assert "numpy.savez('data.npz', input_ids=array, attention_mask=array, token_type_ids=array)" in hint
 
 
+def test_one_array_in_python_is_to_be_a_dictionary() -> None:
+    with pytest.raises(DataError) as caught:
+        wrap_samples(np.zeros((4, 5), np.int64), THREE)
+    assert caught.value.hint.startswith('Give all: {"input_ids": array, "attention_mask": array, ')
+
+
 def test_names_that_are_no_words_of_python_go_in_by_a_dictionary() -> None:
     inputs = [InputSpec("serving_default:0", TensorProto.UINT8, None)]
     made = "numpy.savez('data.npz', **{'serving_default:0': array}), where serving_default:0 is uint8"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, parser
 from sound_support import detector, recordings, save_wav, tone
 
 from onnxq.data.examine import examine
@@ -16,7 +16,7 @@ from onnxq.data.samples import Samples, input_specs, open_samples
 from onnxq.data.validation import InputSpec
 from onnxq.errors import DataError
 from onnxq.evaluator import Evaluator
-from onnxq.ir import infer_types, load
+from onnxq.ir import infer_types, load, parse
 
 pytest.importorskip("soundfile")
 NO_FACTS = ModelFacts()
@@ -48,6 +48,17 @@ def test_a_recording_is_cut_into_windows(tmp_path: Path) -> None:
     np.testing.assert_array_equal(whole[:800], heard(tmp_path / "0.wav").astype(np.float32))
     assert not whole[800:].any()
     assert "no file says the model's rate: 16000 Hz" in samples.preparations[0].assumed
+
+
+def test_a_rate_that_nobody_said_is_told_beside_wrong_values(tmp_path: Path) -> None:
+    recordings(tmp_path, 2, seconds=0.05)
+    text = """<ir_version: 8, opset_import: ["" : 17]> main (float[n, 1, 300] audio) => (float[n, 1, 300] y)
+    <float[1] s = {1}, float[1] b = {0}, float[1] m = {50}, float[1] v = {0.01}>
+    { y = BatchNormalization(audio, s, b, m, v) }"""
+    model = parse(parser.parse_model(text).SerializeToString())
+    found = examine(model, opened(tmp_path, spec("audio", "n", 1, 300)))
+    codes = {line.code for line in found.warnings}
+    assert {"wrong-normalization", "assumed-preprocessing"} <= codes
 
 
 @pytest.mark.parametrize("name", ["serving_default_input_2:0", "audio"])
