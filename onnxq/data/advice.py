@@ -9,14 +9,15 @@ from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 
+from onnxq.data.beside import OTHER_PICTURES, OTHER_SOUNDS, PICTURE_SUFFIXES, SOUND_SUFFIXES
 from onnxq.data.text.roles import takes_text
 from onnxq.data.unread.formats import BY_SUFFIX, pictures_without_ending, unread_format
 from onnxq.data.validation import InputSpec
 from onnxq.errors import DataError
 from onnxq.text import counted, did_you_mean, join_words, shell_hint, shell_path
 
-PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
-SOUNDS = (".wav", ".flac", ".mp3", ".ogg")
+PICTURES = (*PICTURE_SUFFIXES, *OTHER_PICTURES)
+SOUNDS = (*SOUND_SUFFIXES, *OTHER_SOUNDS)
 TEXTS = (".txt", ".json", ".jsonl", ".csv", ".tsv", ".md")
 CODE = re.compile(r"(?P<file>.+)\.py:(?P<name>[A-Za-z_][\w.]*)")
 SAMPLES = "samples"  # what messages call those that a caller of Python gives

@@ -1,4 +1,4 @@
-"""Files next to a model that say how its data are read: tokenizers and configs of preprocessing.
+"""The files that data are, by suffix, and files next to a model that say how these are read: tokenizers and configs.
 
 Tests: `tests/data/test_files_beside.py`.
 """
@@ -13,10 +13,17 @@ from onnxq.data.reading import ModelFacts
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json")
 PICTURES = ("preprocessor_config.json", "config.json", "metadata.yaml", "args.yaml")
 SOUNDS = ("preprocessor_config.json", "feature_extractor_config.json", "config.json")
-SENTENCE_SUFFIXES = (".txt", ".jsonl", ".csv", ".tsv")
-LIST_SUFFIXES = (".txt", ".yaml", ".yml")  # of paths
+# Suffixes of what samples are read from, and of their like that nothing here reads
+ARRAY_SUFFIXES = (".npz", ".npy")
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 SOUND_SUFFIXES = (".wav", ".flac")
+SENTENCE_SUFFIXES = (".txt", ".jsonl", ".csv", ".tsv")
+LIST_SUFFIXES = (".txt", ".yaml", ".yml")  # of paths
+OTHER_PICTURES = (
+    *(".gif", ".tif", ".tiff", ".heic", ".heif", ".avif", ".jxl", ".jp2", ".svg", ".psd", ".raw", ".dng", ".ppm"),
+    *(".pgm", ".pnm", ".tga", ".ico", ".jfif", ".cr2", ".nef", ".arw"),
+)
+OTHER_SOUNDS = (".mp3", ".ogg", ".m4a", ".aac", ".opus", ".wma", ".aif", ".aiff", ".amr")
 
 
 def files_beside(model: Path, data: Sequence[Path], tokenizer: Path | None = None) -> list[Path]:

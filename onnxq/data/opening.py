@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from onnxq.data.advice import other_data
+from onnxq.data.beside import SENTENCE_SUFFIXES
 from onnxq.data.npz import Source
 from onnxq.data.pictures.files import (
     Pictures,
@@ -31,7 +32,6 @@ from onnxq.data.sound.files import (
 )
 from onnxq.data.sound.source import sound_sources, takes_sound
 from onnxq.data.text.roles import takes_text
-from onnxq.data.text.sentences import SUFFIXES as SENTENCES
 from onnxq.data.text.sentences import read_sentences
 from onnxq.data.text.source import text_source
 from onnxq.data.validation import InputSpec
@@ -69,7 +69,7 @@ def open_other(path: Path, inputs: Sequence[InputSpec], reading: Reading, facts:
         return [_of_pictures(Pictures(str(path), ((path,),)), inputs, reading, facts)]
     if is_sound(path) and takes_sound(inputs, reading):
         return sound_sources(read_one_sound(path), inputs, facts, reading)
-    if suffix in SENTENCES and takes_text(inputs):
+    if suffix in SENTENCE_SUFFIXES and takes_text(inputs):
         sentences = read_sentences(path, as_list(reading.text_key))
         return [text_source(sentences, inputs, facts, reading)]
     if suffix == ".txt" and takes_sound(inputs, reading) and names_sounds(path):

@@ -17,12 +17,11 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from onnxq.data.advice import empty_folder, kinds_of, named_type, one_sample
+from onnxq.data.beside import ARRAY_SUFFIXES
 from onnxq.data.npz import UNREADABLE, Source, read_npy, read_npz
 from onnxq.data.user_function import CALLED
 from onnxq.data.validation import InputSpec
 from onnxq.errors import DataError
-
-ARRAYS = (".npz", ".npy")
 
 
 def read_folder(folder: Path, inputs: Sequence[InputSpec]) -> list[Source]:
@@ -42,7 +41,7 @@ def read_folder(folder: Path, inputs: Sequence[InputSpec]) -> list[Source]:
     if sets:
         sources = [read_test_data(f, inputs) for f in sets]
         return _with_left_out(
-            sources, folder, [f for f in found if f.suffix.lower() in ARRAYS], "the test data sets are"
+            sources, folder, [f for f in found if f.suffix.lower() in ARRAY_SUFFIXES], "the test data sets are"
         )
     arrays = [f for f in found if f.suffix.lower() == ".npy"]
     sources = [read_npz(f, inputs) for f in found if f.suffix.lower() == ".npz"]
@@ -52,7 +51,7 @@ def read_folder(folder: Path, inputs: Sequence[InputSpec]) -> list[Source]:
         sources.append(read_npy({f.stem: f for f in arrays}, inputs, str(folder)))
     if not sources:
         raise empty_folder(folder, found, inputs, below=_below(folder, inputs))
-    left = [f for f in found if f.suffix.lower() not in ARRAYS]
+    left = [f for f in found if f.suffix.lower() not in ARRAY_SUFFIXES]
     return _with_left_out(sources, folder, left, ".npz and .npy files are")
 
 
@@ -69,7 +68,7 @@ def holds_arrays(folder: Path) -> bool:
     found = _visible(folder)
     sets = (path for path in found if path.name.startswith("test_data_set_"))
     return (
-        any(path.suffix.lower() in ARRAYS for path in found)
+        any(path.suffix.lower() in ARRAY_SUFFIXES for path in found)
         or (folder / "input_0.pb").is_file()
         or any((path / "input_0.pb").is_file() for path in sets)
     )

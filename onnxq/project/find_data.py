@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from onnxq.data.pictures.files import SUFFIXES as PICTURES
-from onnxq.data.readers import ARRAYS
-from onnxq.data.sound.files import SUFFIXES as SOUNDS
+from onnxq.data.beside import ARRAY_SUFFIXES, PICTURE_SUFFIXES, SOUND_SUFFIXES
 
+RECORDED = (*PICTURE_SUFFIXES, *SOUND_SUFFIXES)
 SENTENCES = (".jsonl",)  # a .txt or .csv may be anything
 SKIPPED = frozenset({"node_modules", "__pycache__", "site-packages", "build", "dist"})
 FILES_OF_A_MODEL = (".int8.onnx",)
@@ -77,7 +76,7 @@ def find(root: Path) -> ProjectFiles:
     for folder, files in _walk(root):
         names = [folder / name for name in files]
         models += [path for path in names if path.suffix == ".onnx" and not path.name.endswith(FILES_OF_A_MODEL)]
-        data += [path for path in names if path.suffix.lower() in (*ARRAYS, *SENTENCES)]
+        data += [path for path in names if path.suffix.lower() in (*ARRAY_SUFFIXES, *SENTENCES)]
         if folder != root and _is_data(files):
             data.append(folder)
     return ProjectFiles(tuple(sorted(models)), tuple(sorted(_without_parts(data))))
@@ -152,16 +151,16 @@ def _is_data(files: list[str]) -> bool:
     suffixes = [Path(name).suffix.lower() for name in files]
     if ".onnx" in suffixes:
         return False
-    arrays = [name for name, suffix in zip(files, suffixes, strict=True) if suffix in ARRAYS]
+    arrays = [name for name, suffix in zip(files, suffixes, strict=True) if suffix in ARRAY_SUFFIXES]
     together = len(arrays) > 1 and not any(word in ROLES for name in arrays for word in _words(name))
-    return together or any(suffix in (*PICTURES, *SOUNDS) for suffix in suffixes) or "input_0.pb" in files
+    return together or any(suffix in RECORDED for suffix in suffixes) or "input_0.pb" in files
 
 
 def _is_prepared(path: Path) -> bool:
     """Whether samples have to be made of what a file or folder holds."""
     if not path.is_dir():
         return path.suffix.lower() in SENTENCES
-    return any(Path(name).suffix.lower() in (*PICTURES, *SOUNDS) for _, files in _walk(path) for name in files)
+    return any(Path(name).suffix.lower() in RECORDED for _, files in _walk(path) for name in files)
 
 
 def _without_parts(data: list[Path]) -> list[Path]:

@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from onnxq.data.beside import ARRAY_SUFFIXES, PICTURE_SUFFIXES, SOUND_SUFFIXES
 from onnxq.data.listed import listed_files
 from onnxq.data.remote import is_remote, local_copy
 from onnxq.errors import DataError
@@ -39,7 +40,7 @@ if TYPE_CHECKING:  # it imports onnxruntime, which `onnxq check` does without
     from onnxq.verification.families import FamilyFigures
 
 INPUTS, MEASURED = "onnxq_inputs", "onnxq_measured"
-DATA_SUFFIXES = (".npz", ".npy", ".pb", ".jpg", ".jpeg", ".png", ".webp", ".bmp", ".wav", ".flac")
+DATA_SUFFIXES = (*ARRAY_SUFFIXES, ".pb", *PICTURE_SUFFIXES, *SOUND_SUFFIXES)
 ELSEWHERE = "installed elsewhere"  # in place of a hash: the module is no part of the repository
 HASHED = (
     "recipe",

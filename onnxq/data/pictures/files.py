@@ -13,16 +13,14 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from onnxq.data.beside import ARRAY_SUFFIXES, OTHER_PICTURES, PICTURE_SUFFIXES
 from onnxq.data.pictures.flat_yaml import read_yaml
 from onnxq.data.readers import natural_order
 from onnxq.data.text_file import read_lines
 from onnxq.errors import DataError
 from onnxq.text import counted, join_words
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
-UNREAD = (".gif", ".tif", ".tiff", ".heic", ".heif", ".avif", ".jxl", ".jp2", ".svg", ".psd", ".raw", ".dng", ".ppm",
-          ".pgm", ".pnm", ".tga", ".ico", ".jfif", ".cr2", ".nef", ".arw")  # fmt: skip
-ARRAYS = (".npz", ".npy", ".pb")
+ARRAYS = (*ARRAY_SUFFIXES, ".pb")
 SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
 # A folder of pictures, and one next to it with what a model is to find in them
 INPUTS = ("images", "image", "imgs", "img", "photos", "pictures", "jpegimages")
@@ -54,12 +52,12 @@ class Pictures:
 
 def is_picture(path: Path) -> bool:
     """Whether the name of a file is that of a picture that can be read."""
-    return path.suffix.lower() in SUFFIXES
+    return path.suffix.lower() in PICTURE_SUFFIXES
 
 
 def holds_pictures(folder: Path) -> bool:
     """Whether there are pictures in a folder or below it, also of kinds that are not read."""
-    return any(path.suffix.lower() in (*SUFFIXES, *UNREAD) for path in walk_files(folder))
+    return any(path.suffix.lower() in (*PICTURE_SUFFIXES, *OTHER_PICTURES) for path in walk_files(folder))
 
 
 def read_folder_of_pictures(folder: Path) -> Pictures:
@@ -91,7 +89,7 @@ def read_folder_of_pictures(folder: Path) -> Pictures:
         said = f"{folder} holds pictures, and others of what is in them: {join_words([inputs[0].name, *targets])}"
         raise DataError(said, f"Give the pictures: {inputs[0]}.")
     if not below:
-        kinds = Counter(path.suffix.lower() for path in walk_files(folder) if path.suffix.lower() in UNREAD)
+        kinds = Counter(path.suffix.lower() for path in walk_files(folder) if path.suffix.lower() in OTHER_PICTURES)
         amounts = join_words([f"{count} {kind}" for kind, count in kinds.most_common(MOST_KINDS)])
         raise DataError(f"{folder} holds pictures that are not read: {amounts}", CONVERT)
     turns = zip_longest(*([(index, file) for file in files] for index, files in enumerate(below.values())))
@@ -153,7 +151,7 @@ def _missing_hint(line: str, folder: Path) -> str:
         return "Write / between the folders of a path, not \\."
     if len(words) > 1 and below(folder, words[0]).is_file():
         return "The class behind a path is a whole number."
-    if not any(suffix in line.lower() for suffix in (*SUFFIXES, *UNREAD)):
+    if not any(suffix in line.lower() for suffix in (*PICTURE_SUFFIXES, *OTHER_PICTURES)):
         return "The model takes pictures, so that a text file has the path of one in each line."
     return "Paths are relative to the folder of the list."
 
@@ -237,5 +235,5 @@ def _left_out(folder: Path, others: Sequence[Path]) -> tuple[str, ...]:
         return ()
     amounts = join_words([f"{count} {kind}" for kind, count in kinds.most_common(MOST_KINDS)])
     more = f" and {len(kinds) - MOST_KINDS} other kinds" if len(kinds) > MOST_KINDS else ""
-    unread = any(kind in UNREAD for kind in kinds)
+    unread = any(kind in OTHER_PICTURES for kind in kinds)
     return (f"{folder}: {amounts}{more} left out" + (f". {CONVERT}" if unread else ""),)

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
+from onnxq.data.beside import OTHER_SOUNDS, SOUND_SUFFIXES
 from onnxq.data.pictures.files import SPLITS, below, leads_back, walk_files
 from onnxq.data.readers import natural_order
 from onnxq.data.text_file import read_lines
 from onnxq.errors import DataError
 from onnxq.text import join_words
 
-SUFFIXES = (".wav", ".flac")
-UNREAD = (".mp3", ".ogg", ".m4a", ".aac", ".opus", ".wma", ".aif", ".aiff", ".amr")
 CONVERT = "Convert them to .wav or .flac."
 
 
@@ -44,12 +43,12 @@ class Sounds:
 
 def is_sound(path: Path) -> bool:
     """Whether the name of a file is that of a recording that can be read."""
-    return path.suffix.lower() in SUFFIXES
+    return path.suffix.lower() in SOUND_SUFFIXES
 
 
 def holds_sounds(folder: Path) -> bool:
     """Whether there are recordings in a folder or below it, also of kinds that are not read."""
-    return any(path.suffix.lower() in (*SUFFIXES, *UNREAD) for path in walk_files(folder))
+    return any(path.suffix.lower() in (*SOUND_SUFFIXES, *OTHER_SOUNDS) for path in walk_files(folder))
 
 
 def read_one_sound(path: Path) -> Sounds:
@@ -71,7 +70,7 @@ def read_folder_of_sounds(folder: Path) -> Sounds:
     others = [path for path in walk_files(folder) if not is_sound(path)]
     notes = _left_out(folder, others)
     if not direct and not inside:
-        kinds = Counter(path.suffix.lower() for path in others if path.suffix.lower() in UNREAD)
+        kinds = Counter(path.suffix.lower() for path in others if path.suffix.lower() in OTHER_SOUNDS)
         amounts = join_words([f"{count} {kind}" for kind, count in kinds.most_common(4)])
         raise DataError(f"{folder} holds recordings that are not read: {amounts}", CONVERT)
     if direct or len(inside) == 1:
@@ -89,7 +88,7 @@ def read_folder_of_sounds(folder: Path) -> Sounds:
 def names_sounds(path: Path) -> bool:
     """Whether the first line of a text file names a recording."""
     first = next((line.strip() for line in read_lines(path) if line.strip()), "")
-    return any(suffix in first.lower() for suffix in (*SUFFIXES, *UNREAD))
+    return any(suffix in first.lower() for suffix in (*SOUND_SUFFIXES, *OTHER_SOUNDS))
 
 
 def read_list_of_sounds(path: Path) -> Sounds:
@@ -133,5 +132,5 @@ def _left_out(folder: Path, others: Sequence[Path]) -> tuple[str, ...]:
     if not kinds:
         return ()
     amounts = join_words([f"{count} {kind}" for kind, count in kinds.most_common(4)])
-    unread = any(kind in UNREAD for kind in kinds)
+    unread = any(kind in OTHER_SOUNDS for kind in kinds)
     return (f"{folder}: {amounts} left out" + (f". {CONVERT}" if unread else ""),)

@@ -17,7 +17,6 @@ from onnxq.errors import DataError
 from onnxq.text import counted, did_you_mean, join_words
 
 TABLES, OTHER = {".csv": ",", ".tsv": "\t"}, ";"
-SUFFIXES = (".txt", ".jsonl", *TABLES)
 USUAL = ("text", "sentence", "content", "question", "query", "prompt", "input", "document", "review", "body")
 MOST_NAMES, NAME_WORDS = 8, 2
 
