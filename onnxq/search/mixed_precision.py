@@ -2,7 +2,7 @@
 
 Nodes are ranked by the error that each removes for its time. Since errors add up, the node that removes most for the
 least time goes first. Bisection finds the smallest number that meets the budget; each step runs the whole model. Nodes
-compute in float with weights stored in 8 bit first; only if that is not enough are weights stored in float as well.
+compute in float with weights stored in 8 bit first. Only if that is not enough do weights get 12 bits, and float last.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from onnxq.search.candidates import (
 from onnxq.search.noise_cuts import NoiseCuts, shortest_prefix
 from onnxq.search.sqnr_evaluator import ENOUGH
 from onnxq.search.variants import Variants
+from onnxq.search.wide_weights import can_be_wider, stored_wider
 from onnxq.stages.prepare import expected_bytes, spared_bytes
 
 # Terms of a trade: dB that are expected of a node, dB for the whole time (0.6 for 1 %), the most that it may take
@@ -203,7 +204,7 @@ def fewest_float_nodes(
         meets: Whether a quantized model meets the budget.
         settled: Choices that stay.
         below: Choices for nodes that are not returned.
-        stages: 1 to store all weights in 8 bit whatever happens, 2 to store those in float, too, that it takes.
+        stages: 1 to store all weights in 8 bit whatever happens, 2 to store those in 12 bits or float that it takes.
         max_time: Time that may be spent, as a share of the model's.
         missed: Whether the choices that stay are known to miss the budget, and need not be tried alone.
         cuts: Plans to try in place of nodes in their order, where conversions between nodes decide.
@@ -224,12 +225,16 @@ def fewest_float_nodes(
         if stage and to_try.suffices(stage):
             return SearchResult(_cheapened(to_try, shortest_prefix(stage, to_try.suffices), step), met=True)
     before, choices = choices, {**choices, **{move.key: move.ways[-1].choice for move in computing}}
+    if missed and not computing and meets(variants.model(choices)):  # by what was settled for the goal before
+        return SearchResult(choices, met=True)
     if stages > 1:
         by_noise = sorted(ranked, key=lambda move: (-move.noise, move.key))
-        to_try = _Stage(variants, meets, choices, _kept)
-        if by_noise and to_try.suffices(by_noise):
-            kept = shortest_prefix(by_noise, to_try.suffices)
-            return SearchResult(_put_back(to_try, kept, before, computing), met=True)
+        wider = can_be_wider(variants, choices)
+        for moves, choose in (([move for move in by_noise if move.key in wider], _stored_wider), (by_noise, _kept)):
+            to_try = _Stage(variants, meets, choices, choose)
+            if moves and to_try.suffices(moves):
+                kept = shortest_prefix(moves, to_try.suffices)
+                return SearchResult(_put_back(to_try, kept, before, computing), met=True)
         choices = to_try.given(by_noise)
     return SearchResult(choices, met=False)
 
@@ -283,6 +288,10 @@ def _lowered(found: _Stage, few: Sequence[Candidate], lower: int) -> tuple[_Stag
 
     kept = few[:0] if suffices(few[:0]) else shortest_prefix(few, suffices)
     return rest(kept), kept
+
+
+def _stored_wider(move: Candidate) -> Override:
+    return stored_wider(move.share)
 
 
 def _kept(move: Candidate) -> Override:

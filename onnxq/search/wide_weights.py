@@ -51,10 +51,9 @@ def widen_stored_weights(variants: Variants, choices: Choices, contributions: Se
         contributions: What nodes add to the error without any choices.
 
     """
-    plan = variants.planned(choices)
-    stored = {node_key(d.node): d for d in plan.decisions if d.scheme == "weight-int8" and _fits(variants, d)}
+    stored = can_be_wider(variants, choices)
     costs = {key: WIDER * spared_bytes(decision.node) + NODES for key, decision in stored.items()}
-    if not costs or load_target(plan.recipe.scheme.target).stored != "cast-mul":
+    if not costs:
         return choices
     made_so_far = variants.model(choices)
     taken, least = len(made_so_far.serialize()), min(costs.values())
@@ -81,9 +80,22 @@ def widen_stored_weights(variants: Variants, choices: Choices, contributions: Se
     return choices
 
 
+def can_be_wider(variants: Variants, choices: Choices) -> dict[str, Decision]:
+    """Return the nodes whose weights are stored in 8 bits, and can have 12."""
+    plan = variants.planned(choices)
+    if load_target(plan.recipe.scheme.target).stored != "cast-mul":
+        return {}
+    return {node_key(d.node): d for d in plan.decisions if d.scheme == "weight-int8" and _fits(variants, d)}
+
+
+def stored_wider(share: float) -> Override:
+    """Return the choice of 12 bits for a node that made a share of the error."""
+    return Override("weight-int12", reason_for_share(share), SETTINGS)
+
+
 def _wider(choices: Choices, shares: Mapping[str, float]) -> Choices:
     """Add 12 bits for some nodes, by the share of the error that each made."""
-    return {**choices, **{key: Override("weight-int12", reason_for_share(shares[key]), SETTINGS) for key in shares}}
+    return {**choices, **{key: stored_wider(share) for key, share in shares.items()}}
 
 
 def _reaches(variants: Variants, choices: Choices, shares: Mapping[str, float], goal: float) -> bool:

@@ -18,7 +18,7 @@ from onnxq.ir import load
 from onnxq.pipeline.quantize import quantize
 from onnxq.planning.decision import Override
 from onnxq.progress import Silent
-from onnxq.search import meet_budget
+from onnxq.search import meet_budget, mixed_precision
 from onnxq.search.budget import Budget
 from onnxq.search.candidates import Candidate, Option, find_candidates, within_cost
 from onnxq.search.held_out import HoldoutSplit
@@ -112,7 +112,9 @@ class Counting:
     def replan(self, choices):
         made = [(SimpleNamespace(makes=[SimpleNamespace(name=key)]), choice) for key, choice in choices.items()]
         decisions = [SimpleNamespace(node=node, scheme=choice.scheme) for node, choice in made]
-        return SimpleNamespace(plan=SimpleNamespace(decisions=decisions)), {}
+        scheme = SimpleNamespace(target="openvino")  # it stores no weights in 12 bits
+        plan = SimpleNamespace(decisions=decisions, recipe=SimpleNamespace(scheme=scheme))
+        return SimpleNamespace(plan=plan), {}
 
     def planned(self, choices):
         return self.replan(choices)[0].plan
@@ -144,6 +146,19 @@ def test_weights_go_back_to_float_only_when_computing_in_float_is_not_enough():
     floats_ = fewest_float_nodes(variants, ranked, lambda c: any(choice.scheme == "float" for choice in c.values()), {})
     assert sum(choice.scheme == "float" for choice in floats_.choices.values()) == 1
     assert not fewest_float_nodes(variants, ranked, lambda choices: False, {}).met
+
+
+def test_weights_get_12_bits_before_they_stay_float(monkeypatch):
+    monkeypatch.setattr(mixed_precision, "can_be_wider", lambda variants, choices: {"n0", "n1", "n2"})
+
+    def wider(choices) -> int:
+        return sum(choice.scheme == "weight-int12" for choice in choices.values())
+
+    found = fewest_float_nodes(Counting(), some(4), lambda choices: wider(choices) >= 2 and len(choices) == 4, {})
+    assert names(found.choices) == {"n0": "12 bits", "n1": "12 bits", "n2": "weight-int8", "n3": "weight-int8"}
+    found = fewest_float_nodes(Counting(), some(4), lambda c: c.get("n0", ROWS).scheme == "float", {})
+    assert found.met
+    assert not wider(found.choices)
 
 
 def test_what_computes_in_float_beside_weights_kept_float_is_only_what_the_budget_takes():
@@ -178,7 +193,11 @@ def several(count: int) -> list[Candidate]:
 
 
 def names(choices) -> dict[str, str]:
-    return {key: choice.reason if choice.settings else choice.scheme for key, choice in choices.items()}
+    def name(choice: Override) -> str:
+        wide = choice.scheme == "weight-int12"
+        return "12 bits" if wide else choice.reason if choice.settings else choice.scheme
+
+    return {key: name(choice) for key, choice in choices.items()}
 
 
 def test_the_cheapest_way_that_is_enough_is_taken():
@@ -401,10 +420,10 @@ def test_a_model_of_no_use_is_not_what_auto_gives(tmp_path, monkeypatch):
 
 
 def test_weights_whose_rounding_spoils_the_model_stay_float(tmp_path):
-    """Codes of a weight with a row 3000 times as large round all other rows to nothing, which 0.6 dB are left of."""
+    """Codes of a weight with a row 30,000 times as large round all other rows to nothing, in 12 bits, too."""
     generator = np.random.default_rng(0)
     weights = {f"w{i}": (generator.standard_normal((48, 48)) / 7).astype(np.float32) for i in range(3)}
-    weights["w0"][0] *= 3000
+    weights["w0"][0] *= 30_000
     nodes = [
         node("MatMul", "x w0", "m0"),
         node("Tanh", "m0", "t0"),
