@@ -23,7 +23,7 @@ from onnxq.ir import Model, ModelInput, read_model
 from onnxq.planning.planner import NOT_FASTER
 from onnxq.planning.recipe import Recipe, choose_recipe
 from onnxq.progress import Observer, following
-from onnxq.report import Report
+from onnxq.report import Report, model_bytes
 from onnxq.runtime.custom_ops import check_runs
 from onnxq.search.candidates import float_time
 from onnxq.search.held_out import HoldoutSplit
@@ -143,8 +143,9 @@ def plan_report(prepared: Prepared) -> Report:
 
 
 def with_source_size(report: Report, before: Model) -> Report:
-    """Say in a report how large a float model is that has no file."""
-    return report if before.path is not None else replace(report, source_bytes=len(before.source))
+    """Say in a report the size of the float model before any pass: passes make arrays of what files hold."""
+    size = len(before.source) if before.path is None else model_bytes(before.path, before.graph)
+    return replace(report, source_bytes=size)
 
 
 def check_plan(prepared: Prepared, *, with_data: bool) -> None:

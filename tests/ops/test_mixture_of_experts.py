@@ -79,6 +79,20 @@ def test_qmoe_computes_with_the_weights_that_its_codes_stand_for(tmp_path, bits,
     assert np.abs(ours - theirs).max() < 0.02 * np.abs(theirs).max()
 
 
+IN_BLOCKS = {"form": "matmulnbits", "block_size": BLOCK}
+
+
+@pytest.mark.parametrize("recipe", [in_blocks(2, BLOCK), recipe_of("weight-int2", **IN_BLOCKS)])
+def test_experts_have_four_bits_where_two_are_asked_for(tmp_path, recipe):
+    onnx.save(mixture(), tmp_path / "m.onnx")
+    quantize(tmp_path / "m.onnx", recipe, output=tmp_path / "q.onnx")
+    made = onnx.load(tmp_path / "q.onnx").graph
+    node = next(node for node in made.node if node.op_type == "QMoE")
+    assert {one.name: one.i for one in node.attribute}["expert_weight_bits"] == 4
+    packed = next(tensor for tensor in made.initializer if tensor.name == node.input[2])
+    assert list(packed.dims) == [EXPERTS, 2 * INNER, WIDTH // 2]
+
+
 def reason(proto: onnx.ModelProto, scheme: str, **settings: object) -> str | None:
     """Why the plan leaves the experts in float; None if it does not."""
     model = parse(proto.SerializeToString())

@@ -3,11 +3,16 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
+from helpers import floats, node
+from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.errors import OutputError
 from onnxq.ir import load
+from onnxq.pipeline.quantize import quantize
+from onnxq.planning.recipe import in_blocks
 from onnxq.publish.model_card import ExportedFile
 from onnxq.report import NodeReport, Report, check_report_path, decibels, to_json, write_report
 from onnxq.stages.prepare import prepare
@@ -187,6 +192,16 @@ def test_the_size_of_a_model_includes_its_external_data(tmp_path: Path) -> None:
     onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=64)
     prepared = prepare(load(path), "auto", with_data=True)
     report = Report.planned(prepared.plan, source=path)
+    assert report.source_bytes == path.stat().st_size + (tmp_path / "weights.bin").stat().st_size
+
+
+def test_the_size_of_a_model_in_16_bit_floats_includes_its_external_data(tmp_path: Path) -> None:
+    weight = numpy_helper.from_array(floats(64, 64).astype(np.float16), "w")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT16, ["n", 64]) for name in "xy")
+    model = helper.make_model(helper.make_graph([node("MatMul", "x w", "y")], "g", [x], [y], [weight]), ir_version=8)
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=64)
+    report = quantize(path, in_blocks(4), dry_run=True)
     assert report.source_bytes == path.stat().st_size + (tmp_path / "weights.bin").stat().st_size
 
 
