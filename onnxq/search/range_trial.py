@@ -18,7 +18,6 @@ import numpy as np
 from onnxq.calibration.layer_moments import MeasuredLayers
 from onnxq.calibration.stats import Stats
 from onnxq.data.samples import Samples
-from onnxq.ir import Model
 from onnxq.ops.forms.scheme import RangesSetting
 from onnxq.progress import Silent
 from onnxq.rounding.weights import Weights
@@ -76,13 +75,9 @@ def choose_ranges(prepared: Prepared, split: HoldoutSplit) -> RangeChoice:
         samples, others = folds[fold]
         judge, stats = split.evaluator(samples), others()
 
-        def made(at: int) -> Model:
-            return quantize_copy(copy_prepared(variants[at]), stats, weights)
-
         def found(numbers: Sequence[int]) -> dict[int, float]:
-            if len(numbers) == 1:  # samples of one variant run side by side
-                return {numbers[0]: judge.sqnr(made(numbers[0]))}
-            return dict(zip(numbers, judge.sqnrs(map(made, numbers)), strict=True))
+            made = (quantize_copy(copy_prepared(variants[at]), stats, weights) for at in numbers)
+            return dict(zip(numbers, judge.sqnrs(made), strict=True))
 
         if coarser:
             return with_known_headroom(candidates, found, coarser)
