@@ -87,6 +87,8 @@ def kinds_of(found: Sequence[Path]) -> str:
 
 def _of_one_format(found: Sequence[Path], inputs: Sequence[InputSpec]) -> str:
     """Say how to read files that are all of a format of other programs, such as videos."""
+    if found and takes_text(inputs) and all(file.suffix.lower() == ".txt" for file in found):
+        return f"Make one file of them, a sentence in each line: awk 1 {shell_path(found[0].parent)}/*.txt > texts.txt."
     formats = {BY_SUFFIX.get(file.suffix.lower()) for file in found}
     kind = formats.pop() if len(formats) == 1 else None
     if kind is None:

@@ -661,3 +661,11 @@ def test_a_folder_for_each_input_is_no_folder_of_samples(tmp_path: Path) -> None
     with pytest.raises(DataError, match="it holds 1 folder") as caught:
         open_samples([tmp_path], [IMAGE])
     assert caught.value.hint.startswith("Save samples")
+
+
+def test_a_folder_of_texts_is_to_become_one_file(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("A sentence.")
+    with pytest.raises(DataError, match=r"it holds 2 \.txt files") as caught:
+        open_samples([tmp_path], [InputSpec("input_ids", TensorProto.INT64, ("batch", "seq")), MASK])
+    assert f"awk 1 {tmp_path}/*.txt > texts.txt" in caught.value.hint
