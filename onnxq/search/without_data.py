@@ -13,6 +13,7 @@ Tests: `tests/search/test_without_data.py`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from onnxq.data.samples import Samples
 from onnxq.data.text.table_rows import table_rows
@@ -29,6 +30,7 @@ NO_ERROR = 1e-11  # of the size of the outputs: errors below which nothing of ra
 # dB that scales at run time lose more on other floats: those of three text recognizers and a voice encoder lose 1 to
 # 12. On texts, three of six models lose 1, 2 and 8 dB more than on token ids at random. Three lose 2 to 4 dB less
 MORE_ON_OTHERS = 6.0
+LESS_SURE = 0.5  # what a goal beyond the first is worth on random numbers, as a share of its worth on samples
 
 
 def settle_without_data(variants: Variants) -> SearchOutcome:
@@ -56,14 +58,22 @@ def settle_without_data(variants: Variants) -> SearchOutcome:
 
 def _too_coarse(variants: Variants, ranked: list[Candidate]) -> Choices:
     """Return nodes to float, those first that make most of the error for their time, as far as a goal is worth it."""
-    plan, best = variants.prepared.plan, 0
+    plan = variants.prepared.plan
     more = _more_on_others(variants.prepared.model, variants.samples) + _more_together(variants, ranked)
-    for goal, share in GOALS if is_priced(plan) else GOALS[:1]:
-        count, most = _needed(ranked, goal + more), time_to_spend(plan, share)
+    goals = GOALS if is_priced(plan) else GOALS[:1]
+    spending = [(goal + more, time_to_spend(plan, LESS_SURE * share)) for goal, share in goals]
+    return _in_float(ranked[: _worthwhile(ranked, spending)])
+
+
+def _worthwhile(ranked: list[Candidate], goals: Sequence[tuple[float, float]]) -> int:
+    """Return how many of the first have to go for the last goal, in dB, that their time together is enough for."""
+    best = 0
+    for goal, most in goals:
+        count = _needed(ranked, goal)
         if count > best and math.fsum(move.cost for move in ranked[:count]) > most:
             break
         best = max(best, count)
-    return _in_float(ranked[:best])
+    return best
 
 
 def _in_float(moves: list[Candidate]) -> Choices:

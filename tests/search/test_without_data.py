@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from onnxq.planning.recipe import choose_recipe
 from onnxq.search.candidates import Candidate
 from onnxq.search.held_out import HoldoutSplit
 from onnxq.search.sensitivity import quantize_only
-from onnxq.search.without_data import MORE_ON_OTHERS, _more_on_others, _needed
+from onnxq.search.without_data import MORE_ON_OTHERS, _more_on_others, _needed, _worthwhile
 from onnxq.stages.prepare import prepare
 from onnxq.verification.compare import compare
 
@@ -89,3 +90,10 @@ def test_token_ids_need_no_margin_and_floats_do(tmp_path: Path, looked_up: bool)
 def test_as_many_nodes_go_as_leave_no_more_error_than_a_goal_allows() -> None:
     moves = [Candidate(str(place), noise, 0.0, 0.0, computes=True) for place, noise in enumerate((0.1, 0.01, 0.001))]
     assert [_needed(moves, goal) for goal in (5, 15, 25, 35)] == [0, 1, 2, 3]
+
+
+def test_a_goal_is_not_reached_for_where_its_nodes_take_too_much_time() -> None:
+    moves = [Candidate(str(place), noise, 0.0, 0.1, computes=True) for place, noise in enumerate((0.1, 0.01, 0.001))]
+    assert _worthwhile(moves, [(15, math.inf), (25, 0.2), (35, 0.2)]) == 2
+    assert _worthwhile(moves, [(15, math.inf), (25, 0.1), (35, 0.9)]) == 1
+    assert _worthwhile(moves, [(5, math.inf), (15, 0.0)]) == 0
