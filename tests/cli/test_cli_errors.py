@@ -333,12 +333,6 @@ def test_the_step_at_work_is_named_in_words() -> None:
     assert told == set(STEPS)
 
 
-def test_the_first_import_stands_inside_the_boundary() -> None:
-    assert boundary.run.__module__ == "onnxq.cli.boundary"
-    source = Path(sys.modules["onnxq.cli"].__file__ or "").read_text()
-    assert "\nfrom onnxq" not in source.replace("from __future__", "")
-
-
 WARNING = """
 import warnings
 import numpy as np
