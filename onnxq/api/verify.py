@@ -48,7 +48,7 @@ from onnxq.verification.families import (
     saturation_loss,
 )
 from onnxq.verification.layerwise import with_layers
-from onnxq.verification.ort_graph import quantized_already, stores_codes
+from onnxq.verification.ort_graph import holds_codes, quantized_already
 from onnxq.verification.output_records import wrong_limit
 from onnxq.verification.records import Comparison
 from onnxq.verification.user_metric import (
@@ -339,7 +339,7 @@ def _measured(
 
 def _with_layers(comparison: Comparison, baseline: Model, quantized: Model, samples: Samples) -> Comparison:
     normalise(baseline)
-    if not quantized_already(quantized) and not stores_codes(quantized):
+    if not holds_codes(quantized):
         quantized = quantized.copy()
         normalise(quantized)  # layers that one model has folded mean something else in the other
     return with_layers(comparison, baseline, quantized, samples)
@@ -434,7 +434,7 @@ def _swapped_models(model: Model, baseline: Model) -> tuple[WarningLine, ...]:
     """Say that the model is float and the one that it is compared with is quantized."""
     made = [is_own_output(one) for one in (model, baseline)]
     found = quantized_already(baseline) or ("made by onnxq" if made[1] else "")
-    if not found or made[0] or quantized_already(model) or stores_codes(model):
+    if not found or made[0] or holds_codes(model):
         return ()
     message = f"{model.name} is not quantized, and {baseline.name} is ({found}): the quantized model goes first"
     first, second = shell_path(baseline.path or baseline.name), shell_path(model.path or model.name)

@@ -142,14 +142,14 @@ def synthetic_samples(model: Model, inputs: Sequence[InputSpec], count: int) -> 
         return usual  # the comparison says why
     outputs = [output.name for output in model.graph.outputs]
     for fill, rows in itertools.product(fills, (tables, {}) if tables else ({},)):
-        made = random_samples(inputs, count, fill=fill, rows=rows)
+        make = partial(random_samples, inputs, count, fill=fill, rows=rows)
+        made = make()
         try:
             run_session(session, outputs, next(iter(made)))
         except SessionError:
             continue
         tried = count if masked else 1
-        remade = partial(random_samples, inputs, count, fill=fill, rows=rows)
-        return _sound_samples(session, [*outputs, *(tap.name for tap in taps)], made, remade, tried)
+        return _sound_samples(session, [*outputs, *(tap.name for tap in taps)], made, make, tried)
     return usual
 
 
@@ -169,7 +169,7 @@ def _attention(model: Model) -> Iterator[Value]:
 
 
 def _sound_samples(
-    session: Session, names: Sequence[str], usual: Samples, remade: Callable[..., Samples], tried: int
+    session: Session, names: Sequence[str], usual: Samples, make: Callable[..., Samples], tried: int
 ) -> Samples:
     """Return samples of which a model makes neither NaN nor infinity, as far as it is tried, or else the usual ones.
 
@@ -177,14 +177,14 @@ def _sound_samples(
         session: Of the model.
         names: Of what it makes.
         usual: The samples that are preferred.
-        remade: Makes the same with other numbers.
+        make: Makes the same with other numbers.
         tried: How many samples are looked at.
 
     """
     if _is_sound(session, names, usual.limit(tried)):
         return usual
     for numbers in itertools.islice(_other_numbers(usual.inputs), MOST_TRIED):
-        samples = remade(numbers=numbers)
+        samples = make(numbers=numbers)
         if _is_sound(session, names, samples.limit(tried)):
             return samples
     return usual

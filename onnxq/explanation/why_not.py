@@ -19,7 +19,7 @@ from onnxq.simplify import ROUNDS, convert
 from onnxq.stages.prepare import computes_in_integers, normalise_for_plan
 from onnxq.targets.target import Target, load_target
 from onnxq.text import did_you_mean
-from onnxq.verification.ort_graph import quantized_already, stores_codes
+from onnxq.verification.ort_graph import holds_codes
 
 FARTHEST = 6  # nodes between one that is asked about and the end of an expression that it could be part of
 
@@ -243,7 +243,7 @@ def _node(model: Model, name: str) -> Node | None:
 
 
 def _refuse_float(model: Model, name: str) -> None:
-    if not quantized_already(model) and not stores_codes(model):
+    if not holds_codes(model):
         raise ModelError(
             f"the pass {name} works on quantized models, and {model.name} is float",
             f"Quantize it and ask about the result: `onnxq plan OUTPUT --why-not {name} NODE`.",

@@ -130,7 +130,12 @@ def quantized_already(model: Model) -> str:
     return ", ".join(f"{operator} {count}" for operator, count in found.most_common(3))
 
 
-def stores_codes(model: Model) -> bool:
+def holds_codes(model: Model) -> bool:
+    """Whether a model computes on codes, or stores weights as such: it is no float model."""
+    return bool(quantized_already(model)) or _stores_codes(model)
+
+
+def _stores_codes(model: Model) -> bool:
     """Whether a model holds weights in few bits that a Cast makes float, or rows of them that a Gather looks up."""
     small = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4)
     stored = [value for value in model.initializers() if value.tensor is not None and value.tensor.dtype in small]
