@@ -5,7 +5,6 @@ Tests: `tests/project/test_project_build.py`.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import Any
 
 from onnxq.data.samples import input_specs
 from onnxq.data.synthetic import synthetic_samples
+from onnxq.data.user_function import searched_first
 from onnxq.errors import CheckFailed, DataError, InvalidResult, OnnxqError
 from onnxq.ir import Model, infer_types, load
 from onnxq.ir.passes import normalise
@@ -212,10 +212,5 @@ def at_home(entry: Entry) -> Iterator[None]:
     """Let functions be imported from the project's folder, wherever onnxq is called, and know its custom operators."""
     for library in entry.options.custom_ops:
         register_custom_ops(entry.root / library)
-    place = str(entry.root.resolve())
-    sys.path.insert(0, place)
-    try:
+    with searched_first(entry.root):
         yield
-    finally:
-        if place in sys.path:
-            sys.path.remove(place)

@@ -91,9 +91,10 @@ def check(project: Project | None, files: Sequence[Path] = (), ignore: Sequence[
     """
     check_codes(ignore, "--ignore")
     entries, others = select(project, files)
+    entries = [replace(entry, ignore=(*entry.ignore, *ignore)) for entry in entries]
     jobs: list[Callable[[], list[Finding]]] = [partial(find_all, entry) for entry in entries]
     jobs += [partial(check_model, path) for path in others]
-    switched_off = [(*entry.ignore, *ignore) for entry in entries] + [tuple(ignore)] * len(others)
+    switched_off = [entry.ignore for entry in entries] + [tuple(ignore)] * len(others)
     with ThreadPoolExecutor(min(len(jobs), available_processors()) or 1) as pool:
         by_model = list(pool.map(lambda job: job(), jobs))
     found = dict.fromkeys(finding for findings in by_model for finding in findings)

@@ -16,6 +16,7 @@ from onnxq.data.listed import listed_files
 from onnxq.data.reading import Reading
 from onnxq.data.remote import is_remote
 from onnxq.data.user_function import CALLABLE
+from onnxq.errors import ProjectError
 from onnxq.pipeline.options import QuantizeOptions
 
 EXTERNAL_SUFFIXES = ("", ".data", ".onnx_data", ".bin", ".weight", ".weights", ".pb")  # what exporters write
@@ -157,6 +158,23 @@ class Project:
         elif file.suffix in EXTERNAL_SUFFIXES:
             found += [entry for folder in real.parents for entry in self.folders.get(folder, ())]
         return list(dict.fromkeys(found))
+
+
+def refuse_contradictions(entry: Entry, owner: str) -> None:
+    """Refuse options of a model that need another one.
+
+    Raises:
+        ProjectError: Names what is missing, and the owner of both.
+
+    """
+    needs = (
+        ("samples", entry.options.samples, "data", entry.options.data),
+        ("max-drop", entry.options.max_drop, "metric", entry.options.metric),
+        ("metric", entry.options.metric, "verify-data", entry.verify_data or entry.options.data),
+    )
+    for key, value, other, needed in needs:
+        if value is not None and not needed:
+            raise ProjectError(f"{owner} has '{key}', but no '{other}'", f"Add '{other}' to it.")
 
 
 def refuse_missing(project: Project | None, files: Iterable[Path]) -> None:

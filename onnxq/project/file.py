@@ -15,7 +15,7 @@ from typing import Any
 
 from onnxq.errors import ProjectError
 from onnxq.pipeline.options import Declaration, QuantizeOptions, declarations
-from onnxq.project.entry import Entry, Project, Thresholds
+from onnxq.project.entry import Entry, Project, Thresholds, refuse_contradictions
 from onnxq.project.rules import check_codes
 from onnxq.text import UNITS, did_you_mean, parse_size
 from onnxq.verification.output_records import wrong_limit
@@ -183,23 +183,13 @@ class _Reader:
                 values[name] = getattr(thresholds, key.replace("-", "_"))
         options = QuantizeOptions(**values)
         entry = Entry(root, root / source, root / quantized, options, thresholds, verify_data, ignore)
-        self.refuse_contradictions(source, entry)
+        refuse_contradictions(entry, f"{self.label}: {source}")
         return entry
 
     def refuse_pattern(self, root: Path, what: str, given: str) -> None:
         if any(sign in given for sign in "*?") and not (root / given).exists():
             hint = "Write an entry for each model; `onnxq init` writes them for a folder."
             raise ProjectError(f"{self.label}: {what} is the pattern {given}, and an entry is about one model", hint)
-
-    def refuse_contradictions(self, source: str, entry: Entry) -> None:
-        needs = (
-            ("samples", entry.options.samples, "data", entry.options.data),
-            ("max-drop", entry.options.max_drop, "metric", entry.options.metric),
-            ("metric", entry.options.metric, "verify-data", entry.verify_data or entry.options.data),
-        )
-        for key, value, other, needed in needs:
-            if value is not None and not needed:
-                raise ProjectError(f"{self.label}: {source} has '{key}', but no '{other}'", f"Add '{other}' to it.")
 
     def refuse_unknown(self, table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
         for key in table:

@@ -15,7 +15,7 @@ from onnxq.data.remote import is_remote
 from onnxq.data.user_function import CALLABLE
 from onnxq.errors import ProjectError
 from onnxq.pipeline.options import QuantizeOptions, declarations
-from onnxq.project.entry import Entry, Project, Thresholds
+from onnxq.project.entry import Entry, Project, Thresholds, refuse_contradictions
 
 BLOCKS = ("bits", "block")  # options that choose a recipe
 PLACES = ("recipe", "tokenizer", "data", "custom_ops")  # options that name files, which a project has by its folder
@@ -56,6 +56,9 @@ def override(entry: Entry, options: QuantizeOptions, given: Collection[str]) -> 
         options: Of the command line; paths in it are seen from the working folder.
         given: Names of those options that were given.
 
+    Raises:
+        ProjectError: One of them needs another one.
+
     """
     changed: dict[str, Any] = {name: getattr(options, name) for name in given}
     for name in PLACES:
@@ -67,7 +70,9 @@ def override(entry: Entry, options: QuantizeOptions, given: Collection[str]) -> 
         changed["recipe"] = QuantizeOptions.recipe
     limits = {one.name for one in fields(Thresholds)}
     thresholds = replace(entry.thresholds, **{name: value for name, value in changed.items() if name in limits})
-    return replace(entry, options=replace(entry.options, **changed), thresholds=thresholds)
+    found = replace(entry, options=replace(entry.options, **changed), thresholds=thresholds)
+    refuse_contradictions(found, str(entry.source))
+    return found
 
 
 def flags(names: Collection[str]) -> list[str]:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from helpers import build as build_proto
 from helpers import floats, graph, node
 
 from onnxq.errors import CheckFailed, DataError, ModelError
@@ -383,3 +384,31 @@ def test_a_path_with_a_tilde_is_told_that_shells_replace_it(repo: Path) -> None:
     assert done.error is not None
     assert done.error.message == "~/calibration.npz cannot be read (No such file or directory)"
     assert done.error.hint == "Write a path without ~: only shells replace it."
+
+
+CALIB = """
+import numpy as np
+
+
+def samples():
+    for seed in range(20):
+        yield {{"x": np.full((1, 8), {most}, np.float32) * np.linspace(-1, 1 + seed, 8, dtype=np.float32)}}
+"""
+
+
+def test_a_function_is_that_of_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("calib_of.py").write_text(CALIB.format(most=7.0))  # not the project's, though here
+    found = []
+    for name, most in (("one", 1.0), ("two", 100.0)):
+        Path(name).mkdir()
+        model = build_proto([node("MatMul", "x w", "y")], {"x": ["n", 8]}, weights={"w": floats(8, 8)})
+        onnx.save(model, f"{name}/m.onnx")
+        Path(name, "calib_of.py").write_text(CALIB.format(most=most))
+        text = '[[models]]\nfloat = "m.onnx"\ndata = ["calib_of:samples"]\nrecipe = "static-int8"\nfast = true\n'
+        Path(name, "onnxq.toml").write_text(text)
+        (done,) = build(load_project(Path(name, "onnxq.toml")).entries)
+        assert done.report is not None, done.error
+        assert done.report.inputs[0].values is not None
+        found.append(done.report.inputs[0].values.greatest)
+    assert found == [20.0, 2000.0]

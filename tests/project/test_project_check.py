@@ -206,6 +206,13 @@ def test_limits_that_a_model_keeps_to_do_not_make_it_stale(repo: Path, old: str,
     assert found() == []
 
 
+def test_figures_count_where_an_option_switches_off_that_they_are_old(repo: Path) -> None:
+    replace_in_project("min-agreement = 90 }", "max-abs = 0.0001 }")
+    replace_in_project("samples = 8", "samples = 7")
+    assert [f.rule for f in check(load_project()).findings] == ["stale-options"]
+    assert [f.rule for f in check(load_project(), ignore=("stale",)).findings] == ["below-threshold"]
+
+
 def test_findings_are_switched_off(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxq.project.provenance.__version__", "9.9")
     edit(FLOAT, lambda model: setattr(model, "doc_string", "exported again"))

@@ -56,6 +56,12 @@ def test_a_recipe_takes_the_place_of_bits_and_bits_that_of_a_recipe() -> None:
     assert (found.recipe, found.bits) == ("auto", 4)
 
 
+def test_an_option_that_needs_another_one_is_refused() -> None:
+    with pytest.raises(ProjectError, match="has 'max-drop', but no 'metric'"):
+        changed({"max_drop": 0.1})
+    assert changed({"max_drop": 0.1}, metric="top1").max_drop == 0.1
+
+
 def test_paths_of_the_command_line_begin_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "models").mkdir()
     monkeypatch.chdir(tmp_path / "models")
