@@ -11,6 +11,7 @@ from onnxq.errors import ModelError, OnnxqError
 from onnxq.ir.graph import Graph, Value
 from onnxq.ir.invariants import plain_reason
 from onnxq.ir.model import Model
+from onnxq.ir.shape_inference.cache_width import set_cache_widths
 from onnxq.ir.shape_inference.contrib_ops import with_stand_ins
 from onnxq.ir.shape_inference.dims import Shape, Size
 from onnxq.ir.shape_inference.pool_output import miscounted
@@ -44,6 +45,7 @@ def infer_types(model: Model) -> None:
             f"{model.name}: its types and shapes cannot be told: {plain_reason(error)}", "Export the model again."
         ) from error
     _complete(model, proto)
+    set_cache_widths(model.graph)
     for graph in model.graph.graphs():
         _forget(graph)
         _match(graph, model)
