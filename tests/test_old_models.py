@@ -69,7 +69,7 @@ def test_what_a_plan_needs_is_asked_again_of_the_newer_model(tmp_path, monkeypat
         "onnxq.stages.prepare.make_plan",
         lambda m, recipe, **given: make_plan(m, stored if m.opset == 6 else recipe, **given),
     )
-    prepared = replan_with_costs(Prepared(tmp_path, "", model, Plan(load_recipe("auto"), {}, with_data=False), ()))
+    prepared = replan_with_costs(Prepared(tmp_path, "", 0, model, Plan(load_recipe("auto"), {}, with_data=False), ()))
     assert prepared.model.opset == prepared.plan.opset == 11
     assert "opset raised from 6 to 7" in prepared.notes
     assert "opset raised from 7 to 11" in prepared.notes

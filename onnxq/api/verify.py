@@ -178,7 +178,7 @@ def verify(
     assert found.comparison is not None
     missed = found.comparison.missed(**({**limits, "min_sqnr": USELESS} if bare else limits))
     if target is not None:
-        missed += _missed_there(found.families, min_sqnr)
+        missed += _missed_there(found.families, USELESS if bare else min_sqnr)
     return replace(found, missed=tuple(missed), bare=bare)
 
 

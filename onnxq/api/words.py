@@ -46,6 +46,8 @@ OTHERS = {
     "-r": "recipe=",
     "-d": "data=",
 }
+# Commands whose function has another name; `init` has none
+FUNCTIONS = {"data": "examine", "recipes": "load_recipe"}
 GROUPS = {"budget": "Budget", "timing": "Timing", "reading": "Reading"}
 # An option, and its value where what follows can be nothing else: a number, a pair, capitals or a known word
 VALUE = r"\d[\w.]*|native\b|auto\b|[\w.]+=[^\s:;)]*|[A-Z]{2,}\b|(?:weight|static|dynamic)-\w+"
@@ -115,8 +117,10 @@ def _worded(result: Result, worded: Callable[[str], str]) -> Result:
 
 def _function(found: re.Match[str]) -> str:
     name, rest = found.groups()
+    if name == "init":
+        return found[0]
     arguments = [word for word in rest.split() if not word.startswith("--")]
-    called = "onnxq.load_recipe" if name == "recipes" else f"onnxq.{name}"
+    called = f"onnxq.{'why_not' if '--why-not' in rest.split() else FUNCTIONS.get(name, name)}"
     return f"`{called}({', '.join(map(_argument, arguments))})`" if arguments else f"`{called}`"
 
 

@@ -133,10 +133,8 @@ def comparison_tables(comparison: Comparison, samples: str | None) -> Iterator[R
     rows: list[tuple[Cell, ...]] = []
     for output in comparison.outputs[:MOST_OUTPUTS]:
         agreement = "" if output.agreement is None else f"{output.agreement:.2f} %"
-        sqnr, error = decibels(output.sqnr), f"{output.max_abs:.3g}"
-        if output in comparison.uncompared():
-            sqnr, error = "none", ""
-        rows.append((output.name, Text(sqnr, style="bold"), error, agreement))
+        error = f"{output.max_abs:.3g}" if output.is_compared else ""
+        rows.append((output.name, Text(output.sqnr_words(), style="bold"), error, agreement))
     if len(comparison.outputs) > MOST_OUTPUTS:
         rows.append(
             (f"and {len(comparison.outputs) - MOST_OUTPUTS} more", decibels(comparison.worst_sqnr), "", "worst of all")

@@ -113,7 +113,7 @@ def inspect(model: ModelInput) -> Inspection:
         weights[name] = (count + 1, size + tensor.nbytes)
     return Inspection(
         path=model.path or IN_MEMORY,
-        file_bytes=model_bytes(model.path, model.graph) if model.path else len(model.source),
+        file_bytes=model_bytes(model),
         ir_version=model.ir_version,
         opsets={domain or "ai.onnx": version for domain, version in model.opsets.items()},
         inputs=tuple((v.name, _describe(model, v)) for v in model.graph.inputs if v.tensor is None),

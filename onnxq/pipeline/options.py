@@ -331,7 +331,7 @@ class QuantizeOptions:
         if "budget" in grouped:
             found["budget"] = Budget(**grouped["budget"])
         if "timing" in grouped:
-            found["timing"] = Timing(**grouped["timing"], force=force)
+            found["timing"] = Timing(**grouped["timing"])
         return found
 
 

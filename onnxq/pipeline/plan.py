@@ -23,7 +23,7 @@ from onnxq.ir import Model, ModelInput, read_model
 from onnxq.planning.planner import NOT_FASTER
 from onnxq.planning.recipe import Recipe, choose_recipe
 from onnxq.progress import Observer, following
-from onnxq.report import Report, model_bytes
+from onnxq.report import Report
 from onnxq.runtime.custom_ops import check_runs
 from onnxq.search.candidates import float_time
 from onnxq.search.held_out import HoldoutSplit
@@ -91,14 +91,12 @@ def plan(
     with following(observer) as observer:
         observer.step("load")
         source = read_model(model)
-        before = source.copy()
         observer.step("plan")
         chosen = choose_recipe(recipe, exclude=exclude, only=only)
         prepared, opened = prepare_with_data(source, chosen, given, stats, timing, observer)
         if stats is not None:
             load_stats(stats, expected=prepared.source)
-        report = measure_sensitivity(prepared, opened, stats, observer) if sensitivity else plan_report(prepared)
-        return with_source_size(report, before)
+        return measure_sensitivity(prepared, opened, stats, observer) if sensitivity else plan_report(prepared)
 
 
 def prepare_with_data(
@@ -138,14 +136,9 @@ def prepare_with_data(
 
 def plan_report(prepared: Prepared) -> Report:
     """Begin the report: what is going to happen to which node."""
-    report = Report.planned(prepared.plan, source=prepared.path, notes=prepared.notes)
+    source, size = prepared.path, prepared.source_bytes
+    report = Report.planned(prepared.plan, source=source, source_bytes=size, notes=prepared.notes)
     return replace(report, data_warnings=prepared.warnings)
-
-
-def with_source_size(report: Report, before: Model) -> Report:
-    """Say in a report the size of the float model before any pass: passes make arrays of what files hold."""
-    size = len(before.source) if before.path is None else model_bytes(before.path, before.graph)
-    return replace(report, source_bytes=size)
 
 
 def check_plan(prepared: Prepared, *, with_data: bool) -> None:

@@ -27,7 +27,7 @@ from onnxq.ir.storage.files import data_path
 from onnxq.pipeline.in_memory import quantize_in_memory
 from onnxq.pipeline.large_model import quantize_large
 from onnxq.pipeline.measured_latency import slower_here, stored_copy
-from onnxq.pipeline.plan import NO_TIMING, check_plan, plan_report, prepare_with_data, with_source_size
+from onnxq.pipeline.plan import NO_TIMING, check_plan, plan_report, prepare_with_data
 from onnxq.pipeline.request import NO_BUDGET, Quantized, Request
 from onnxq.pipeline.unrunnable import quantize_unrunnable
 from onnxq.planning.recipe import Recipe, choose_recipe
@@ -145,6 +145,7 @@ def quantize(
     check_mixed_bits(chosen, budget, fast=fast)
     if budget.metric is not None:
         check_drop(budget.metric, budget.max_drop)  # a wrong name, before anything is read
+    timing = replace(timing, force=timing.force or force)
     with following(observer) as progress, gc_disabled(), single_threaded_blas(), sessions_kept():
         destination = _Destination(path, force, resume, external_data, timing, (*data_options.files, stats, recipe))
         source = _load_float_model(model, progress, destination)
@@ -155,7 +156,7 @@ def quantize(
         )
         if dry_run:
             check_plan(prepared, with_data=True)  # data need not be there
-            return with_source_size(plan_report(prepared), before)
+            return plan_report(prepared)
         budget = replace(budget, data_file=destination.data_file)
         request = Request(progress, given, stats, budget, destination.scratch, detailed and not fast)
         _check_request(prepared, request, destination)
@@ -167,7 +168,7 @@ def quantize(
         with _blaming(seen):
             prepared = replace(prepared, caches=cache_scales(prepared, given, progress))
             result = _for_this_computer(prepared, request)
-            result = replace(result, report=_with_examination(result.report, seen, before, request))
+            result = replace(result, report=_with_examination(result.report, seen, request))
             result = check_result(result, budget, path or IN_MEMORY, accept, fast=fast)
         return _write(result, destination, request)
 
@@ -335,11 +336,11 @@ def _for_this_computer(prepared: Prepared, request: Request) -> Quantized:
     return quantize_prepared(replace(spare, notes=(*spare.notes, slower)), request)
 
 
-def _with_examination(report: Report, seen: Examination, before: Model, request: Request) -> Report:
-    """Add what the samples look like to a report, and the size of a float model without a file."""
+def _with_examination(report: Report, seen: Examination, request: Request) -> Report:
+    """Add what the samples look like to a report."""
     warnings = (*report.data_warnings, *seen.warnings)
-    report = replace(report, inputs=seen.inputs, data_warnings=warnings, pictures=seen.pictures)
-    return with_source_size(replace(report, made_up=request.samples is None), before)
+    made_up = request.samples is None
+    return replace(report, inputs=seen.inputs, data_warnings=warnings, pictures=seen.pictures, made_up=made_up)
 
 
 def check_result(
@@ -367,12 +368,14 @@ def _write(result: Quantized, destination: _Destination, request: Request) -> Re
     observer, budget, samples, path = request.observer, request.budget, request.samples, destination.path
     observer.step("save")
     if path is None:
-        report = replace(result.report, encoded=result.encoded or result.model.serialize())
+        encoded = result.encoded or result.model.serialize()
+        report = replace(result.report, encoded=encoded, output_bytes=len(encoded))
     else:
         external = destination.external_data
         files = save(result.model, path, force=destination.force, external_data=external, encoded=result.encoded)
         remove_checkpoint(checkpoint_folder(path))
-        report = replace(result.report, output=path, files=tuple(files))
+        total = sum(file.stat().st_size for file in files)
+        report = replace(result.report, output=path, files=tuple(files), output_bytes=total)
     notes = (*report.notes, *size_note(result.model, report.source_bytes, report.output_bytes or 0))
     report = with_hazards(replace(report, notes=notes), result.model)
     limits = {"min_sqnr": budget.min_sqnr, "max_drop": budget.max_drop}

@@ -70,14 +70,15 @@ def _result(report: ReportData) -> str:
         rows.append((_plain(metric.name), *values))
     if report.comparison.decoding is not None:
         rows += [(_plain(row[0]), *row[1:]) for row in report.comparison.decoding.rows()]
-    outputs = [
-        (_code(o.name), decibels(o.sqnr), f"{o.max_abs:.4g}", "" if o.agreement is None else f"{o.agreement:.2f} %")
-        for o in report.comparison.outputs
-    ]
+    outputs = []
+    for output in report.comparison.outputs:
+        error = f"{output.max_abs:.4g}" if output.is_compared else ""
+        agreement = "" if output.agreement is None else f"{output.agreement:.2f} %"
+        outputs.append((_code(output.name), output.sqnr_words(), error, agreement))
     written = f"{made}, compared on {_plain(report.samples or '')}.\n"
     head = ("output", "SQNR", "largest error", "agreement")
     parts = [written, _table(("", "float", "quantized", "change"), rows), _table(head, outputs)]
-    sentences = list(report.comparison.selected())
+    sentences = [*report.comparison.spoilt(), *report.comparison.undefined(), *report.comparison.selected()]
     sentences += [report.cross_validation.sentence] if report.cross_validation is not None else []
     parts += ["".join(f"* {_plain(sentence)}\n" for sentence in sentences)]
     return "\n".join(part for part in parts if part)

@@ -17,8 +17,7 @@ from onnxq.data.input_summary import InputSummary
 from onnxq.data.pictures.sheet import Thumbnail
 from onnxq.data.reading import Preparation
 from onnxq.errors import OutputError
-from onnxq.ir import Graph
-from onnxq.ir.stored_tensor import StoredTensor
+from onnxq.ir import Model, StoredTensor
 from onnxq.planning.decision import FOR_LIMIT, FOR_SIZE
 from onnxq.planning.planner import Plan, node_key
 from onnxq.report.activations import Activation
@@ -65,6 +64,7 @@ class ReportData:
         notes: What normalising did, a sentence each.
         output: File of the quantized model; None where nothing was written.
         files: Every file that was written, the model first.
+        output_bytes: Their size when they were written, or that of the model in memory; None of a plan.
         comparison: Float against quantized; None where nothing ran.
         samples: What both ran on, for example `100 samples from calib.npz`.
         cross_validation: The error to expect on other samples; None where nothing was fitted on samples, or in a hurry.
@@ -104,6 +104,7 @@ class ReportData:
     notes: tuple[str, ...] = ()
     output: Path | None = None
     files: tuple[Path, ...] = ()
+    output_bytes: int | None = None
     comparison: Comparison | None = None
     samples: str | None = None
     cross_validation: CrossValidation | None = None
@@ -134,8 +135,8 @@ class ReportData:
     wording: Callable[[str], str] = field(default=str, repr=False, compare=False)
 
     @classmethod
-    def planned(cls, plan: Plan, *, source: Path, notes: Sequence[str] = ()) -> Self:
-        """Begin a report with a plan for the model at `source`."""
+    def planned(cls, plan: Plan, *, source: Path, source_bytes: int, notes: Sequence[str] = ()) -> Self:
+        """Begin a report with a plan for the model at `source`, which has so many bytes."""
         nodes = tuple(
             NodeReport(
                 name=d.node.display_name,
@@ -145,14 +146,20 @@ class ReportData:
             )
             for d in plan.decisions
         )
-        graph = plan.decisions[0].node.graph if plan.decisions else None
-        size, recipe, times = model_bytes(source, graph), plan.recipe, plan.costs.timings
+        recipe, times = plan.recipe, plan.costs.timings
         bits = (FOR_SIZE, FOR_LIMIT)  # choices of how many bits a weight is stored in
         for_accuracy = [(key, choice.scheme) for key, choice in plan.choices.items() if choice.reason not in bits]
         chosen = {key for key, scheme in for_accuracy if scheme != "static-int8"}
         returned = tuple(d.node.display_name for d in plan.decisions if node_key(d.node) in chosen)
         return cls(
-            source, size, recipe.name, nodes, tuple(notes), rules=recipe.to_toml(), returned=returned, timings=times
+            source,
+            source_bytes,
+            recipe.name,
+            nodes,
+            tuple(notes),
+            rules=recipe.to_toml(),
+            returned=returned,
+            timings=times,
         )
 
     @property
@@ -164,13 +171,6 @@ class ReportData:
             self.comparison, self.families, self.cross_validation, made_up=self.made_up, for_size=for_size
         )
         return tuple(replace(line, remedy=self.wording(line.remedy)) for line in (*self.data_warnings, *found))
-
-    @property
-    def output_bytes(self) -> int | None:
-        """Size of the files that were written, or of the model in memory; None of a plan."""
-        if self.encoded is not None:
-            return len(self.encoded)
-        return sum(file.stat().st_size for file in self.files) if self.files else None
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -214,21 +214,16 @@ class ReportData:
         return dict(Counter(node.reason for node in self.nodes if node.scheme is None).most_common())
 
 
-def model_bytes(path: Path, graph: Graph | None) -> int:
-    """Size of a model's file and of the external data that its initializers point to.
+def model_bytes(model: Model) -> int:
+    """Size of a model's file, or of its bytes where it has none, and of the external data that it points to.
 
     Args:
-        path: The model.
-        graph: Any graph of it; None where it has no nodes, hence nothing external that matters.
+        model: As it was read: passes make arrays of what files hold.
 
     """
-    while graph is not None and graph.parent is not None:
-        graph = graph.parent
-    locations = {
-        value.tensor.external.get("location", "")
-        for scope in (graph.graphs() if graph is not None else ())
-        for value in scope.initializers.values()
-        if isinstance(value.tensor, StoredTensor) and value.tensor.is_external
-    }
-    files = [path, *(path.parent / location for location in locations)]
+    if model.path is None:
+        return len(model.source)
+    tensors = (value.tensor for value in model.initializers())
+    locations = {t.external.get("location", "") for t in tensors if isinstance(t, StoredTensor) and t.is_external}
+    files = [model.path, *(model.path.parent / location for location in locations)]
     return sum(file.stat().st_size for file in files if file.is_file())

@@ -103,21 +103,20 @@ def open_data(
 ) -> Samples | None:
     """Open the samples that the caller gave, in whatever form; None where there are none.
 
-    Settings without any data are refused, unless they are shared with other data. `passes` says how often the samples
-    are read; None for more often than anyone waits for where they are very many.
+    Settings without files to read are refused, unless they are shared with other data. `passes` says how often the
+    samples are read; None for more often than anyone waits for where they are very many.
     """
     if data and samples is not None:
         raise DataError("both files and samples are given as data", "Give one of them.")
     if not data and samples is None:
         if limit is not None:
             raise DataError("a number of samples is asked for, but no data is given", "Add --data.")
-        if reading != PLAIN and not shared:
-            unread = next(one.name for one in fields(reading) if getattr(reading, one.name) != one.default)
-            told = f"--{unread.replace('_', '-')} says how data are read, but no data is given"
-            raise DataError(told, "Add --data.")
+        if not shared:
+            _refuse_reading(reading, "no data is given", "Add --data.")
         return None
     inputs = input_specs(model)
     if samples is not None:
+        _refuse_reading(reading, "samples are given as they are", "Give data, or leave it out.")
         opened = wrap_samples(samples, inputs)
     else:
         opened = open_samples(data, inputs, reading, ModelFacts.of(model))
@@ -126,3 +125,10 @@ def open_data(
     if limit is None and passes is None and (opened.count or 0) > MANY:
         mention(f"{opened.count:,} samples are read many times: --samples 200 takes 200 of them, which usually suffice")
     return opened if limit is None else opened.limit(limit)
+
+
+def _refuse_reading(reading: Reading, why: str, remedy: str) -> None:
+    """Refuse a setting about reading files where none are read."""
+    unread = next((one.name for one in fields(reading) if getattr(reading, one.name) != one.default), None)
+    if unread is not None:
+        raise DataError(f"--{unread.replace('_', '-')} says how data are read, but {why}", remedy)

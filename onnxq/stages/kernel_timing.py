@@ -39,13 +39,17 @@ class Timing:
     Attributes:
         benchmark: Measure them here.
         path: A file of them: written if they are measured, else read.
-        force: Whether the file may be replaced.
+        force: Whether the file may be replaced; `quantize` with `force` replaces it, too.
 
     """
 
     benchmark: bool = False
     path: Path | None = None
     force: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.path, str):
+            object.__setattr__(self, "path", Path(self.path))
 
     def check(self, target: Path | None = None, reads: Iterable[object] = ()) -> None:
         """Refuse a file that is in the way, is read, or is what the model goes to; raises OutputError."""

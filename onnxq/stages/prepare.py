@@ -18,6 +18,7 @@ from onnxq.ir.shape_inference.types import infer_types
 from onnxq.planning.planner import Plan, make_plan, plan_again
 from onnxq.planning.portable import portable_costs
 from onnxq.planning.recipe import Recipe, choose_recipe
+from onnxq.report import model_bytes
 from onnxq.simplify import simplify
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.strategy import Strategy, choose_strategy
@@ -79,7 +80,7 @@ def prepare(
 
     """
     model = model if isinstance(model, Model) else read_model(model)
-    source = model.sha256
+    source, source_bytes = model.sha256, model_bytes(model)
     chosen = choose_recipe(
         recipe, target=target, reduce_range=reduce_range, kv_cache=kv_cache, exclude=exclude, only=only
     )
@@ -91,7 +92,7 @@ def prepare(
     notes += found.notes
     plan = Plan(chosen, {}, with_data)
     path = model.path or IN_MEMORY
-    planned = Prepared(path, source, found.model, plan, notes, fast, found.original, strategy=strategy)
+    planned = Prepared(path, source, source_bytes, found.model, plan, notes, fast, found.original, strategy=strategy)
     prepared = _portable(replan_with_costs(planned, max_size), max_size)
     idle = chosen.idle_globs(node_labels(prepared.model), before)
     warnings = [WarningLine("ignored-option", sentence, SEE_NAMES) for sentence in idle]

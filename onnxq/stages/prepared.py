@@ -26,6 +26,7 @@ class Prepared:
     Attributes:
         path: The file it was read from; `onnxq.ir.IN_MEMORY` where there is none.
         source: SHA-256 of the file it was read from, as hexadecimal digits.
+        source_bytes: Size of what it was read from, external data included.
         model: The normalised float model, simplified where the recipe allows it, types inferred.
         plan: A decision for every node.
         notes: What normalising and simplifying did, a sentence each.
@@ -44,6 +45,7 @@ class Prepared:
 
     path: Path
     source: str
+    source_bytes: int
     model: Model
     plan: Plan
     notes: tuple[str, ...]

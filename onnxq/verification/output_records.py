@@ -50,6 +50,15 @@ class OutputComparison:
     spoilt: int = 0
     undefined: int = 0
 
+    @property
+    def is_compared(self) -> bool:
+        """Whether the float model gives anything but NaN."""
+        return not self.elements or self.undefined < self.elements
+
+    def sqnr_words(self) -> str:
+        """Write its SQNR for people; `none` where nothing was compared."""
+        return decibels(self.sqnr) if self.is_compared else "none"
+
     def lost(self) -> str:
         """Say why it has no SQNR at all."""
         if math.isinf(self.max_abs):

@@ -283,7 +283,7 @@ class Comparison:
 
     def uncompared(self) -> list[OutputComparison]:
         """List outputs that were not compared: the float model gives nothing but NaN."""
-        return [output for output in self.outputs if output.elements and output.undefined == output.elements]
+        return [output for output in self.outputs if not output.is_compared]
 
     def undefined(self) -> list[str]:
         """Say for every output how often the float model gives NaN itself."""

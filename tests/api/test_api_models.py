@@ -53,6 +53,26 @@ def test_the_result_does_not_depend_on_how_a_model_is_given(here: Path, given: s
     assert made.model.graph == report.model.graph == onnx.load("q.onnx").graph
 
 
+def test_a_report_outlives_the_file_that_it_is_about(here: Path) -> None:
+    report = onnxq.quantize("m.onnx", "static-int8", samples=SAMPLES, fast=True, output="q.onnx")
+    size = Path("q.onnx").stat().st_size
+    Path("q.onnx").unlink()
+    assert report.output_bytes == report.as_dict()["output"]["bytes"] == size
+
+
+def test_times_go_where_a_name_says_and_again_with_force(here: Path) -> None:
+    timing = onnxq.Timing(benchmark=True, path="t.json")  # type: ignore[arg-type]
+    onnxq.quantize("m.onnx", samples=SAMPLES, fast=True, timing=timing)
+    onnxq.quantize("m.onnx", samples=SAMPLES, fast=True, timing=timing, force=True)
+    with pytest.raises(onnxq.OutputError, match=r"t\.json exists already"):
+        onnxq.quantize("m.onnx", samples=SAMPLES, fast=True, timing=timing, output="other.onnx")
+
+
+def test_settings_about_files_are_refused_where_samples_are_given(here: Path) -> None:
+    with pytest.raises(onnxq.DataError, match="state says how data are read, but samples are given as they are"):
+        onnxq.quantize("m.onnx", samples=SAMPLES, reading=onnxq.Reading(state="y=x"))
+
+
 def test_a_loaded_model_stays_as_it_is(here: Path) -> None:
     loaded = onnxq.load("m.onnx")
     onnxq.quantize(loaded, "static-int8", samples=SAMPLES, fast=True)

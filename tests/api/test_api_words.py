@@ -37,6 +37,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("or -r weight-int8 for the size", 'or recipe="weight-int8" for the size'),
         ("Write `onnxq verify a.onnx --against b.onnx`.", 'Write `onnxq.verify("a.onnx", "b.onnx")`.'),
         ("python -m tf2onnx.convert --saved-model FOLDER", "python -m tf2onnx.convert --saved-model FOLDER"),
+        ("`onnxq init` writes one", "`onnxq init` writes one"),
+        ("See `onnxq data MODEL`.", "See `onnxq.examine(MODEL)`."),
+        ("`onnxq plan OUTPUT --why-not fuse_gelu NODE`", '`onnxq.why_not(OUTPUT, "fuse_gelu", NODE)`'),
         ("no option in float32[-1, 3]", "no option in float32[-1, 3]"),
     ],
 )  # fmt: skip

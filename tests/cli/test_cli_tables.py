@@ -16,15 +16,15 @@ LONG = "/features/features.1/conv/conv.0/conv.0.0/Conv"
 
 
 @pytest.fixture
-def report(tmp_path: Path) -> Report:
-    (tmp_path / "q").write_bytes(b"x" * 1500)
+def report() -> Report:
     return Report(
         source=Path("m.onnx"),
         source_bytes=6000,
         recipe="auto",
         nodes=(NodeReport(LONG, "Conv", "static-int8", REASON), NodeReport("relu", "Relu", None, REASON)),
         output=Path("q.onnx"),
-        files=(tmp_path / "q",),
+        files=(Path("q.onnx"),),
+        output_bytes=1500,
         comparison=Comparison(
             tuple(OutputComparison(f"out{i}", "float32", 9, False, 30.0 - i, 0.1, 0.9, None) for i in range(30)),
             5,

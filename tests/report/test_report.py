@@ -1,5 +1,6 @@
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.errors import OutputError
 from onnxq.ir import load
+from onnxq.pipeline.plan import plan_report
 from onnxq.pipeline.quantize import quantize
 from onnxq.planning.recipe import in_blocks
 from onnxq.publish.model_card import ExportedFile
@@ -38,9 +40,8 @@ COMPARISON = Comparison(
 
 
 @pytest.fixture
-def report(tmp_path: Path) -> Report:
-    output = tmp_path / "q.onnx"
-    output.write_bytes(b"x" * 250)
+def report() -> Report:
+    output = Path("q.onnx")
     return Report(
         source=Path("m.onnx"),
         source_bytes=1000,
@@ -49,6 +50,7 @@ def report(tmp_path: Path) -> Report:
         notes=("did this",),
         output=output,
         files=(output,),
+        output_bytes=250,
         comparison=COMPARISON,
         samples="5 samples from d.npz",
         seconds=(("load", 0.5),),
@@ -61,7 +63,6 @@ def test_counts(report: Report) -> None:
     assert report.reasons() == {"it is odd": 2, "it is even": 1}
     assert report.operators("static-int8") == {"Conv": 2}
     assert report.operators(None) == {"Relu": 2, "com.acme.Odd": 1}
-    assert report.output_bytes == 250
 
 
 def test_json(report: Report) -> None:
@@ -160,7 +161,7 @@ def test_names_cannot_break_the_markdown(report: Report) -> None:
 
 
 def test_markdown_of_a_plan(report: Report) -> None:
-    plan = replace(report, output=None, files=(), comparison=None)
+    plan = replace(report, output=None, files=(), output_bytes=None, comparison=None)
     assert "A plan: nothing was written." in plan.to_markdown()
     assert json.loads(plan.to_json())["output"] is None
     assert plan.output_bytes is None
@@ -172,6 +173,14 @@ def test_markdown_of_a_model_kept_in_memory(report: Report) -> None:
     assert "| size | 1,000 bytes | 250 bytes | 4.0× smaller |" in lines
 
 
+@pytest.mark.parametrize("write", [Report.to_markdown, Report.to_html])
+def test_an_output_that_is_nan_in_float_is_not_called_equal(report: Report, write: Callable[[Report], str]) -> None:
+    nan = OutputComparison("z", "float32", 10, True, math.inf, 0.0, None, None, undefined=10)
+    text = write(replace(report, comparison=Comparison((nan,), 5)))
+    assert "is NaN 10 of 10 times in the float model" in text
+    assert "equal" not in text.partition("largest error")[2].splitlines()[2]
+
+
 def test_decibels() -> None:
     assert [decibels(v) for v in (31.25, -3.0, math.inf, -math.inf)] == ["31.2 dB", "-3.0 dB", "equal", "none"]
 
@@ -179,7 +188,7 @@ def test_decibels() -> None:
 def test_planned_lists_every_node(tmp_path: Path) -> None:
     path = SAMPLES / "digits_if.onnx"
     prepared = prepare(load(path), "auto", with_data=False)
-    report = Report.planned(prepared.plan, source=path, notes=prepared.notes)
+    report = plan_report(prepared)
     assert len(report.nodes) == len(list(prepared.model.graph.walk()))
     assert all(node.name and node.reason for node in report.nodes)
     assert report.source_bytes == path.stat().st_size
@@ -190,8 +199,7 @@ def test_the_size_of_a_model_includes_its_external_data(tmp_path: Path) -> None:
     model = onnx.load(SAMPLES / "digits_depthwise.onnx")
     path = tmp_path / "m.onnx"
     onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=64)
-    prepared = prepare(load(path), "auto", with_data=True)
-    report = Report.planned(prepared.plan, source=path)
+    report = plan_report(prepare(load(path), "auto", with_data=True))
     assert report.source_bytes == path.stat().st_size + (tmp_path / "weights.bin").stat().st_size
 
 
@@ -213,7 +221,7 @@ def test_writing_by_suffix(report: Report, tmp_path: Path, suffix: str) -> None:
     with pytest.raises(OutputError, match="exists already"):
         write_report(report, path)
     write_report(report, path, force=True)
-    assert {p.name for p in tmp_path.iterdir()} == {"q.onnx", path.name}
+    assert {p.name for p in tmp_path.iterdir()} == {path.name}
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,15 @@ LAYERS = (
 )
 
 
-def report(tmp_path: Path, comparison: Comparison) -> Report:
-    output = tmp_path / "q.onnx"
-    output.write_bytes(b"x")
-    return Report(Path("m.onnx"), 1000, "auto", (), output=output, files=(output,), comparison=comparison)
+def report(comparison: Comparison) -> Report:
+    output = Path("q.onnx")
+    return Report(
+        Path("m.onnx"), 1000, "auto", (), output=output, files=(output,), output_bytes=1, comparison=comparison
+    )
 
 
 def test_json(tmp_path: Path) -> None:
-    made = report(tmp_path, Comparison((), 1, layers=LAYERS)).as_dict()["comparison"]
+    made = report(Comparison((), 1, layers=LAYERS)).as_dict()["comparison"]
     assert made["layers"][1] == {
         "node": "a|b",
         "op_type": "com.acme.Odd",
@@ -35,12 +36,12 @@ def test_json(tmp_path: Path) -> None:
 
 
 def test_markdown_has_the_worst_first_and_leaves_out_who_adds_nothing(tmp_path: Path) -> None:
-    text = report(tmp_path, Comparison((), 1, layers=LAYERS)).to_markdown()
+    text = report(Comparison((), 1, layers=LAYERS)).to_markdown()
     rows = "| `a\\|b` | com.acme.Odd | 25.0 dB | exact | 19.0 dB |", "| `first` | Conv | 30.0 dB | 20.5 dB | 20.0 dB |"
     assert "\n".join(rows) in text
     assert "third" not in text
 
 
 def test_markdown_says_why_there_are_none(tmp_path: Path) -> None:
-    assert "Not compared: it is odd." in report(tmp_path, Comparison((), 1, no_layers="it is odd")).to_markdown()
-    assert "Layers" not in report(tmp_path, Comparison((), 1)).to_markdown()
+    assert "Not compared: it is odd." in report(Comparison((), 1, no_layers="it is odd")).to_markdown()
+    assert "Layers" not in report(Comparison((), 1)).to_markdown()

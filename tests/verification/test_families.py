@@ -177,7 +177,9 @@ def test_a_latency_far_from_its_prediction_is_said(measured: float, milliseconds
     assert ("--target native" in mispredicted(families, latency)) == said
 
 
-def test_verify_holds_a_threshold_against_a_target(wide, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_holds_a_threshold_against_a_target(
+    wide, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def cli(*arguments: object) -> tuple[int, str, str]:
         return main([str(argument) for argument in arguments]), *capsys.readouterr()
 
@@ -195,6 +197,10 @@ def test_verify_holds_a_threshold_against_a_target(wide, capsys: pytest.CaptureF
     code, out, _ = cli(*arguments[:-2], "--format", "json")
     assert code == 0
     assert {family["family"] for family in json.loads(out)["families"]} == set(shown_families("cpu"))
+    monkeypatch.setattr("onnxq.api.verify.USELESS", between)  # which is asked for without a threshold
+    code, _, err = cli(*arguments[:-2], "--target", "cpu-avx2")
+    assert code == 1
+    assert "SQNR on cpu-avx2" in err
 
 
 @pytest.mark.parametrize(("predicted", "said"), [(8.0, True), (None, False)])
