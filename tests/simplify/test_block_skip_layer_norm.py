@@ -42,6 +42,14 @@ def test_onnxruntime_does_not_fuse_what_was_kept_apart(tmp_path):
     np.testing.assert_allclose(run(data, FEEDS, ALL)[0], run(data, FEEDS)[0], rtol=1e-5, atol=1e-5)
 
 
+def test_sum_to_add_leaves_what_was_kept_apart():
+    """Else both passes undo each other, round after round."""
+    proto = build([node("Add", "x r", "s"), NORM], {"x": [2, 4, 16], "r": [2, 4, 16]}, ["y"], WEIGHTS)
+    found = simplify(typed(proto))
+    assert found.notes == ("kept 1 addition from being fused with LayerNormalization into a slow kernel",)
+    assert simplify(found.model).original is None
+
+
 @pytest.mark.parametrize(
     ("nodes", "outputs"),
     [

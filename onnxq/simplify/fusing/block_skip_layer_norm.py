@@ -24,3 +24,9 @@ from onnxq.ir.pattern_pass import pattern_pass
 def block_skip_layer_norm(patch: Patch, found: Match) -> Value:
     """Write as Sum what one LayerNormalization alone reads."""
     return patch.op("Sum", found["x"], found["y"], hint=found["sum"].name)
+
+
+def only_normalized(value: Value) -> bool:
+    """Whether one LayerNormalization alone reads a value."""
+    use = value.only_use
+    return use is not None and use.node.operator == "LayerNormalization"
