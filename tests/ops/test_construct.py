@@ -65,6 +65,13 @@ def test_one_hot_agrees_with_onnxruntime(axis):
     check("OneHot", [indices, np.array(4, np.int64), np.float32([-1, 2])], axis=axis)
 
 
+@pytest.mark.parametrize(("kind", "depth"), [(np.uint8, 300), (np.int8, 200), (np.float32, 5)])
+def test_one_hot_of_narrow_indices(kind, depth):
+    (y,) = evaluate_single("OneHot", [kind([3, 0]), np.array(depth, np.int64), np.float32([0, 1])])
+    assert y.shape == (2, depth)
+    assert np.argwhere(y).tolist() == [[0, 3], [1, 0]]
+
+
 @pytest.mark.parametrize(
     ("attribute", "value", "expected"),
     [

@@ -102,3 +102,8 @@ def test_the_places_of_maxima_agree_with_onnxruntime(case, storage_order, ties):
     """onnx.reference knows no padding there."""
     x, attributes = case
     check("MaxPool", [np.rint(x) if ties else x], 2, storage_order=storage_order, **attributes)
+
+
+@pytest.mark.parametrize("x", [np.zeros((1, 2, 3, 3), np.uint8), np.full((1, 2, 3, 3), -np.inf, np.float32)])
+def test_the_lowest_number_has_a_place_too(x):
+    check("MaxPool", [x], 2, kernel_shape=[2, 2], pads=[1, 1, 0, 0], opset=12)

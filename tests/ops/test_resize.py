@@ -78,6 +78,12 @@ def test_integers_are_resized_as_integers():
     assert y.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
+def test_a_region_counts_for_crops_alone():
+    (y,) = evaluate_single("Resize", [X, np.float32([0, 0, 1]), scales(1, 1, 2, 2)], opset=13)
+    (expected,) = evaluate_single("Resize", [X, None, scales(1, 1, 2, 2)], opset=13)
+    assert np.array_equal(y, expected)
+
+
 def test_what_does_not_exist_is_refused():
     with pytest.raises(ModelError, match="mode 'best' does not exist"):
         evaluate_single("Resize", [X, None, scales(1, 1, 2, 2)], opset=13, mode="best")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from onnxq.ops.kernels.arrays import Array, per_channel
+from onnxq.ops.kernels.arrays import Array, in_float32, per_channel
 from onnxq.ops.kernels.registry import kernel
 from onnxq.ops.quantized._parallel import spread
 
@@ -96,11 +96,12 @@ def _wide_erf(x: Array) -> Array:
 
 
 @kernel("Erf", since=9)
+@in_float32
 def erf(x: Array) -> Array:
-    """Error function: float32 within 1e-7, float64 within 2e-16 (both of 1); narrower types by way of float32."""
+    """Error function: float32 within 1e-7, float64 within 2e-16 (both of 1)."""
     if x.dtype == np.float64:
         return np.asarray(_wide_erf(x))
-    return _through_float32(_erf_part, x)
+    return _in_chunks(_erf_part, x)
 
 
 def _gelu_part(x: Array, out: Array) -> None:
@@ -124,20 +125,14 @@ def _gelu_tanh_part(x: Array, out: Array) -> None:
 
 
 @kernel("Gelu", since=20)
+@in_float32
 def gelu(x: Array, *, approximate: str = "none") -> Array:
     """x/2 (1 + erf(x / √2)), or its form with tanh."""
+    if approximate == "tanh":
+        return _in_chunks(_gelu_tanh_part, x)
     if x.dtype == np.float64:
-        if approximate == "tanh":
-            return _in_chunks(_gelu_tanh_part, x)
         return np.asarray(0.5 * x * (1 + erf(x * math.sqrt(0.5))))
-    part = _gelu_tanh_part if approximate == "tanh" else _gelu_part
-    return _through_float32(part, x)
-
-
-def _through_float32(function: Callable[[Array, Array], None], x: Array) -> Array:
-    if x.dtype == np.float32:
-        return _in_chunks(function, x)
-    return _in_chunks(function, x.astype(np.float32)).astype(x.dtype)
+    return _in_chunks(_gelu_part, x)
 
 
 def _sigmoid_part(x: Array, out: Array) -> None:
@@ -148,11 +143,10 @@ def _sigmoid_part(x: Array, out: Array) -> None:
 
 
 @kernel("Sigmoid", since=1)
+@in_float32
 def sigmoid(x: Array, *, consumed_inputs: Sequence[int] = ()) -> Array:
     """1 / (1 + exp(-x))."""
-    if x.dtype == np.float64:
-        return _in_chunks(_sigmoid_part, x)
-    return _through_float32(_sigmoid_part, x)
+    return _in_chunks(_sigmoid_part, x)
 
 
 @kernel("Relu", since=1)
@@ -198,6 +192,7 @@ def elu(x: Array, *, alpha: float = 1.0, consumed_inputs: Sequence[int] = ()) ->
 
 
 @kernel("Celu", since=12)
+@in_float32
 def celu(x: Array, *, alpha: float = 1.0) -> Array:
     """max(0, x) + min(0, alpha (exp(x / alpha) - 1))."""
     return _exponential_unit(x, alpha, alpha)
@@ -209,18 +204,21 @@ def _selu(x: Array, alpha: float, gamma: float) -> Array:
 
 
 @kernel("Selu", since=6)
+@in_float32
 def selu(x: Array, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875) -> Array:
     """Gamma times Elu."""
     return _selu(x, alpha, gamma)
 
 
 @kernel("Selu", since=1)
+@in_float32
 def selu_1(x: Array, *, alpha: float = 1.6732, gamma: float = 1.0507, consumed_inputs: Sequence[int] = ()) -> Array:
     """Selu with the shorter constants that version 1 states."""
     return _selu(x, alpha, gamma)
 
 
 @kernel("HardSigmoid", since=1)
+@in_float32
 def hard_sigmoid(x: Array, *, alpha: float = 0.2, beta: float = 0.5, consumed_inputs: Sequence[int] = ()) -> Array:
     """max(0, min(1, alpha x + beta))."""
     linear = x * x.dtype.type(alpha) + x.dtype.type(beta)
@@ -229,18 +227,21 @@ def hard_sigmoid(x: Array, *, alpha: float = 0.2, beta: float = 0.5, consumed_in
 
 
 @kernel("HardSwish", since=14)
+@in_float32
 def hard_swish(x: Array) -> Array:
     """X times HardSigmoid(x; 1/6, 1/2)."""
     return np.multiply(x, hard_sigmoid(x, alpha=1 / 6, beta=0.5))
 
 
 @kernel("Swish", since=24)
+@in_float32
 def swish(x: Array, *, alpha: float = 1.0) -> Array:
     """X sigmoid(alpha x)."""
     return np.multiply(x, sigmoid(np.multiply(x, x.dtype.type(alpha))))
 
 
 @kernel("Softplus", since=1)
+@in_float32
 def softplus(x: Array) -> Array:
     """log(1 + exp(x)), written so that exp never overflows."""
     result: Array = np.add(np.log1p(np.exp(-np.abs(x))), np.maximum(x, x.dtype.type(0)))
@@ -248,6 +249,7 @@ def softplus(x: Array) -> Array:
 
 
 @kernel("Mish", since=18)
+@in_float32
 def mish(x: Array) -> Array:
     """X tanh(softplus(x))."""
     return np.multiply(x, np.tanh(softplus(x)))

@@ -1,18 +1,17 @@
-"""Helpers of every kernel family: the array type, axes that count from the end, and how to decline a case.
-
-Tests: `tests/ops/test_construct.py`.
-"""
+"""Helpers of every kernel family: the array type, axes that count from the end, 16-bit floats, declining a case."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from onnxq.errors import ModelError
 
 Array = np.ndarray[Any, np.dtype[Any]]
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class NotCovered(ModelError):
@@ -47,3 +46,29 @@ def integers(values: Sequence[int] | Array) -> list[int]:
 def per_channel(parameter: Array, rank: int) -> Array:
     """Shape a per-channel vector [C] so that it broadcasts along axis 1 of a tensor [N, C, ...]."""
     return parameter.reshape(parameter.shape + (1,) * max(rank - 2, 0))
+
+
+def at_least_float32(x: Any) -> Any:
+    """Return an array of float16 or bfloat16 as float32; anything else as it is."""
+    return x.astype(np.float32) if isinstance(x, np.ndarray) and x.dtype.name in ("float16", "bfloat16") else x
+
+
+def in_float32(function: F) -> F:
+    """Let a kernel compute in float32 in place of 16 bits, as onnxruntime does on CPUs: sums would overflow otherwise.
+
+    Float results have the type of the first input again.
+    """
+
+    @wraps(function)
+    def run(x: Array, *others: Any, **attributes: Any) -> Any:
+        wide = at_least_float32(x)
+        if wide is x:
+            return function(x, *others, **attributes)
+        made = function(wide, *map(at_least_float32, others), **attributes)
+        return tuple(_narrowed(each, x) for each in made) if isinstance(made, tuple) else _narrowed(made, x)
+
+    return cast("F", run)
+
+
+def _narrowed(made: Any, like: Array) -> Any:
+    return made.astype(like.dtype) if getattr(made, "dtype", None) == np.float32 else made

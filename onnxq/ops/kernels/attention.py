@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from onnxq.ops.kernels.arrays import Array, NotCovered
+from onnxq.ops.kernels.arrays import Array, NotCovered, in_float32
 from onnxq.ops.kernels.registry import kernel
 
 # Numbers of this size and more stand for infinity in a mask, and leave scores out: the lowest float16 is -65504
@@ -50,8 +50,8 @@ def attention(
     if output_count > 3:
         raise NotCovered("logits of Attention as an output are not supported", "Export without them.")
     flat = query.ndim == 3
-    q = _heads(query, q_num_heads) if flat else query
-    k, v = (_heads(each, kv_num_heads) if flat else each for each in (key, value))
+    q = split_heads(query, q_num_heads) if flat else query
+    k, v = (split_heads(each, kv_num_heads) if flat else each for each in (key, value))
     if past_key is not None and past_value is not None:
         k, v = np.concatenate([past_key, k], axis=2), np.concatenate([past_value, v], axis=2)
     share = q.shape[1] // k.shape[1]
@@ -63,12 +63,12 @@ def attention(
         logits = np.where(np.tri(logits.shape[-2], logits.shape[-1], before, dtype=bool), logits, -np.inf)
     result = _probabilities(_masked(logits, attn_mask)) @ wide[1]
     result = result.astype(query.dtype, copy=False)
-    if flat:
-        result = np.ascontiguousarray(result.swapaxes(1, 2)).reshape(*query.shape[:2], -1)
+    result = join_heads(result) if flat else result
     return (result, k, v)[:output_count] if output_count > 1 else result
 
 
 @kernel("RotaryEmbedding", since=23)
+@in_float32
 def rotary_embedding(
     x: Array,
     cos_cache: Array,
@@ -80,20 +80,40 @@ def rotary_embedding(
     rotary_embedding_dim: int = 0,
 ) -> Array:
     """Rotate pairs of the first elements of each head by angles of each place, or of tables that places look up."""
-    heads = _heads(x, num_heads) if x.ndim == 3 else x
+    heads = split_heads(x, num_heads) if x.ndim == 3 else x
     cos, sin = (table if position_ids is None else table[position_ids] for table in (cos_cache, sin_cache))
     half = (rotary_embedding_dim or heads.shape[-1]) // 2
-    cos, sin = cos[:, None, :, :half], sin[:, None, :, :half]
-    result = heads.copy()
+    result = rotate(heads, cos[..., :half], sin[..., :half], interleaved=bool(interleaved))
+    return join_heads(result) if x.ndim == 3 else result
+
+
+def rotate(x: Array, cos: Array, sin: Array, *, interleaved: bool) -> Array:
+    """Rotate pairs of the first elements of each head.
+
+    Args:
+        x: `[batch, heads, length, head]`.
+        cos: `[batch, length, rotated / 2]`; the elements beyond `rotated` stay.
+        sin: As `cos`.
+        interleaved: Whether a pair is of neighbours, or of elements half of `rotated` apart.
+
+    """
+    half = cos.shape[-1]
+    cos, sin = cos[:, None], sin[:, None]
+    result = x.copy()
     one, two = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(half), slice(half, 2 * half))
-    result[..., one] = heads[..., one] * cos - heads[..., two] * sin
-    result[..., two] = heads[..., two] * cos + heads[..., one] * sin
-    return np.ascontiguousarray(result.swapaxes(1, 2)).reshape(x.shape) if x.ndim == 3 else result
+    result[..., one] = x[..., one] * cos - x[..., two] * sin
+    result[..., two] = x[..., two] * cos + x[..., one] * sin
+    return result
 
 
-def _heads(x: Array, count: int) -> Array:
+def split_heads(x: Array, count: int) -> Array:
     """Return `[batch, heads, length, head]` of `[batch, length, heads * head]`."""
     return x.reshape(*x.shape[:2], count, -1).swapaxes(1, 2)
+
+
+def join_heads(x: Array) -> Array:
+    """Return `[batch, length, heads * head]` of `[batch, heads, length, head]`."""
+    return np.ascontiguousarray(x.swapaxes(1, 2)).reshape(x.shape[0], x.shape[2], -1)
 
 
 def _masked(logits: Array, mask: Array | None) -> Array:

@@ -96,9 +96,9 @@ def one_hot(indices: Array, depth: Array, values: Array, *, axis: int = -1) -> A
     """Put values[1] where the position along a new axis equals the index (negative ones count from depth)."""
     count = int(np.asarray(depth).reshape(-1)[0])
     axis = normalize_axis(axis, indices.ndim + 1)
-    found = np.asarray(np.mod(indices, count), np.int64)
+    indices = indices.astype(np.int64)
     outside = (indices < -count) | (indices >= count)
-    found = np.where(outside, -1, found)
+    found = np.where(outside, -1, np.where(indices < 0, indices + count, indices))
     shape = [1] * (indices.ndim + 1)
     shape[axis] = count
     hit = np.expand_dims(found, axis) == np.arange(count).reshape(shape)
@@ -109,11 +109,7 @@ def one_hot(indices: Array, depth: Array, values: Array, *, axis: int = -1) -> A
 @kernel("NonZero", since=9)
 def non_zero(x: Array) -> Array:
     """Coordinates of the elements that are not zero: int64 [rank, count], in row-major order."""
-    return (
-        np.asarray(np.nonzero(np.atleast_1d(x)), np.int64)[-x.ndim or None :]
-        if x.ndim
-        else np.zeros((0, int(bool(x))), np.int64)
-    )
+    return np.asarray(np.nonzero(x), np.int64) if x.ndim else np.zeros((0, int(bool(x))), np.int64)
 
 
 def _convert(x: Array, wanted: Any) -> Array:

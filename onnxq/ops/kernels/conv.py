@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.errors import ModelError
-from onnxq.ops.kernels.arrays import Array, per_channel
+from onnxq.ops.kernels.arrays import Array, in_float32, per_channel
 from onnxq.ops.kernels.registry import kernel
 from onnxq.ops.kernels.windows import Windows, lay_windows, padded
 
@@ -34,20 +34,17 @@ Store = Callable[[Array, Array | None, Array], None]
 
 
 @kernel("Conv")
+@in_float32
 def conv(x: Array, w: Array, b: Array | None = None, **attributes: Any) -> Array:
     """Convolve X [N, C, D1, ...] with W [M, C / group, k1, ...], over any number of spatial axes.
 
-    B is [M] or None; attributes are those of `convolve`, as ONNX defines them. Gives [N, M, ...] in the type of X;
-    float16 and bfloat16 are summed in float32.
+    B is [M] or None; attributes are those of `convolve`, as ONNX defines them. Gives [N, M, ...] in the type of X.
 
     Raises:
         ModelError: Channels or attributes do not fit.
 
     """
-    if x.dtype in (np.float32, np.float64):
-        return convolve(x, w, b, **attributes)
-    bias = None if b is None else b.astype(np.float32)
-    return convolve(x.astype(np.float32), w.astype(np.float32), bias, **attributes).astype(x.dtype)
+    return convolve(x, w, b, **attributes)
 
 
 def store_sums(sums: Array, bias: Array | None, target: Array) -> None:

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnxq.errors import ModelError
-from onnxq.ops.kernels.arrays import Array, per_channel
+from onnxq.ops.kernels.arrays import Array, in_float32, per_channel
 from onnxq.ops.kernels.registry import kernel
 from onnxq.ops.kernels.windows import Windows
 
 
 @kernel("ConvTranspose")
+@in_float32
 def conv_transpose(
     x: Array,
     w: Array,

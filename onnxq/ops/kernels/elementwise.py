@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.ops.kernels.arrays import Array, normalize_axis
+from onnxq.ops.kernels.arrays import Array, in_float32, normalize_axis
 from onnxq.ops.kernels.registry import kernel
 
 Binary = Callable[[Array, Array], Array]
@@ -123,7 +123,7 @@ def _register_variadic(op_type: str, function: Binary) -> None:
     def variadic(*inputs: Array, consumed_inputs: Sequence[int] = ()) -> Array:
         return reduce(function, inputs) if len(inputs) > 1 else inputs[0]
 
-    kernel(op_type)(variadic)
+    kernel(op_type)(in_float32(variadic))
 
 
 _register_variadic("Max", np.maximum)
@@ -132,6 +132,7 @@ _register_variadic("Sum", np.add)
 
 
 @kernel("Mean")
+@in_float32
 def mean(*inputs: Array, consumed_inputs: Sequence[int] = ()) -> Array:
     """Mean of the inputs, element by element."""
     total: Array = reduce(np.add, inputs)

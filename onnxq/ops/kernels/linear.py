@@ -8,25 +8,23 @@ from typing import Any
 import numpy as np
 
 from onnxq.ir.graph import MICROSOFT
-from onnxq.ops.kernels.arrays import Array, normalize_axis
+from onnxq.ops.kernels.arrays import Array, in_float32, normalize_axis
 from onnxq.ops.kernels.registry import kernel
 
 
 @kernel("MatMul")
+@in_float32
 def matmul(a: Array, b: Array) -> Array:
-    """Matrix product with NumPy's rules for vectors and stacks; narrow floats are summed in float32."""
-    if a.dtype in (np.float32, np.float64):
-        if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous:
-            # One large product instead of a stack of small ones.
-            product: Array = a.reshape(math.prod(a.shape[:-1]), a.shape[-1]) @ b
-            return product.reshape(*a.shape[:-1], b.shape[-1])
-        return np.asarray(np.matmul(a, b))
-    if a.dtype.kind in "iu":
-        return np.asarray(np.matmul(a, b))
-    return np.asarray(np.matmul(a.astype(np.float32), b.astype(np.float32))).astype(a.dtype)
+    """Matrix product with NumPy's rules for vectors and stacks."""
+    if a.dtype.kind == "f" and a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous:
+        # One large product instead of a stack of small ones.
+        product: Array = a.reshape(math.prod(a.shape[:-1]), a.shape[-1]) @ b
+        return product.reshape(*a.shape[:-1], b.shape[-1])
+    return np.asarray(np.matmul(a, b))
 
 
 @kernel("Gemm", since=7)
+@in_float32
 def gemm(
     a: Array,
     b: Array,
@@ -64,6 +62,7 @@ def gemm_with_broadcast(
 
 
 @kernel("FusedMatMul", domain=MICROSOFT)
+@in_float32
 def fused_matmul(
     a: Array,
     b: Array,
@@ -82,26 +81,28 @@ def fused_matmul(
 
 
 @kernel("Einsum", since=12)
+@in_float32
 def einsum(*inputs: Array, equation: str) -> Array:
-    """Sum of products over named axes; NumPy's notation is the same. Narrow floats are summed in float32."""
-    kind = inputs[0].dtype
-    terms = inputs if kind.char in "?bBhHiIlLqQfd" else [x.astype(np.float32) for x in inputs]
-    return np.asarray(np.einsum(equation.replace(" ", ""), *terms, optimize=len(inputs) > 1)).astype(kind, copy=False)
+    """Sum of products over named axes; NumPy's notation is the same."""
+    return np.asarray(np.einsum(equation.replace(" ", ""), *inputs, optimize=len(inputs) > 1))
 
 
 @kernel("Det", since=11)
+@in_float32
 def det(x: Array) -> Array:
     """Determinant of the matrices in the last two axes."""
     return np.asarray(np.linalg.det(x)).astype(x.dtype)
 
 
 @kernel("CumSum", since=11)
+@in_float32
 def cum_sum(x: Array, axis: Array, *, exclusive: int = 0, reverse: int = 0) -> Array:
     """Running sum along an axis, forwards or backwards, with or without the element itself."""
     return _running(np.add, x, axis, exclusive, reverse)
 
 
 @kernel("CumProd", since=26)
+@in_float32
 def cum_prod(x: Array, axis: Array, *, exclusive: int = 0, reverse: int = 0) -> Array:
     """Running product along an axis."""
     return _running(np.multiply, x, axis, exclusive, reverse)

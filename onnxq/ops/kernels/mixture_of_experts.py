@@ -10,12 +10,13 @@ import numpy as np
 
 from onnxq.ir.graph import MICROSOFT
 from onnxq.ops.kernels.activation import gelu, sigmoid
-from onnxq.ops.kernels.arrays import Array, NotCovered
+from onnxq.ops.kernels.arrays import Array, NotCovered, in_float32
 from onnxq.ops.kernels.registry import kernel
 from onnxq.ops.kernels.softmax import softmax
 
 
 @kernel("MoE", domain=MICROSOFT)
+@in_float32
 def mixture_of_experts(
     x: Array,
     router: Array,

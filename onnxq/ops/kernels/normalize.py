@@ -7,17 +7,25 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from onnxq.ops.kernels.arrays import Array, NotCovered, normalize_axes, normalize_axis, per_channel
+from onnxq.ops.kernels.arrays import (
+    Array,
+    NotCovered,
+    at_least_float32,
+    in_float32,
+    normalize_axes,
+    normalize_axis,
+    per_channel,
+)
 from onnxq.ops.kernels.registry import kernel
 
 
 def _apply_statistics(x: Array, parameters: Iterable[Array], epsilon: float) -> Array:
     """(x - mean) / sqrt(var + epsilon) * scale + shift, as one product and one sum; parameters broadcast to x."""
-    scale, shift, mean, var = parameters
+    wide, scale, shift, mean, var = map(at_least_float32, (x, *parameters))
     factor = scale / np.sqrt(var + var.dtype.type(epsilon))
-    result: Array = x * factor.astype(x.dtype, copy=False)
-    result += (shift - mean * factor).astype(x.dtype, copy=False)
-    return result
+    result: Array = wide * factor.astype(wide.dtype, copy=False)
+    result += (shift - mean * factor).astype(wide.dtype, copy=False)
+    return result.astype(x.dtype, copy=False)
 
 
 def _train(
@@ -114,7 +122,7 @@ def layer_normalization(
 ) -> Array | tuple[Array, Array, Array]:
     """Normalise over the axes from `axis` on, in float32 at least; scale and shift broadcast to those axes."""
     axes = tuple(range(normalize_axis(axis, x.ndim), x.ndim))
-    wide = x.astype(np.float32) if x.dtype.itemsize < 4 else x
+    wide = at_least_float32(x)
     y, mean, inverse = _standardize(wide, axes, epsilon)
     if wide is not x:
         y = y.astype(x.dtype)
@@ -128,13 +136,14 @@ def layer_normalization(
 def rms_normalization(x: Array, scale: Array, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1) -> Array:
     """X / sqrt(mean(x²) + epsilon) * scale over the axes from `axis` on, in float32 at least."""
     axes = tuple(range(normalize_axis(axis, x.ndim), x.ndim))
-    wide = x.astype(np.float32) if x.dtype.itemsize < 4 else x
+    wide = at_least_float32(x)
     mean_square = np.mean(wide * wide, axis=axes, keepdims=True)
     result: Array = ((wide / np.sqrt(mean_square + wide.dtype.type(epsilon))).astype(x.dtype) * scale).astype(x.dtype)
     return result
 
 
 @kernel("InstanceNormalization")
+@in_float32
 def instance_normalization(
     x: Array, scale: Array, b: Array, *, epsilon: float = 1e-5, consumed_inputs: Sequence[int] = ()
 ) -> Array:
@@ -146,7 +155,7 @@ def instance_normalization(
 
 
 def _grouped(x: Array, groups: int, epsilon: float) -> Array:
-    wide = x.astype(np.float32) if x.dtype.itemsize < 4 else x
+    wide = at_least_float32(x)
     y, _, _ = _standardize(wide.reshape(x.shape[0], groups, -1), (2,), epsilon)
     return y.reshape(x.shape).astype(x.dtype, copy=False)
 
@@ -172,6 +181,7 @@ def group_normalization_18(x: Array, scale: Array, bias: Array, *, num_groups: i
 
 
 @kernel("LpNormalization")
+@in_float32
 def lp_normalization(x: Array, *, axis: int = -1, p: int = 2) -> Array:
     """X divided by its p-norm along an axis; 0 where the norm is 0."""
     norm = np.sum(np.abs(x), axis, keepdims=True) if p == 1 else np.sqrt(np.sum(x * x, axis, keepdims=True))
@@ -180,6 +190,7 @@ def lp_normalization(x: Array, *, axis: int = -1, p: int = 2) -> Array:
 
 
 @kernel("MeanVarianceNormalization", since=9)
+@in_float32
 def mean_variance_normalization(x: Array, *, axes: Sequence[int] = (0, 2, 3)) -> Array:
     """(x - mean) / (standard deviation + 1e-9) over axes."""
     found = normalize_axes(axes, x.ndim)
@@ -188,6 +199,7 @@ def mean_variance_normalization(x: Array, *, axes: Sequence[int] = (0, 2, 3)) ->
 
 
 @kernel("LRN")
+@in_float32
 def lrn(x: Array, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Array:
     """X / (bias + alpha / size * sum of squares over `size` neighbouring channels) ** beta, for X [N, C, ...]."""
     before = (size - 1) // 2

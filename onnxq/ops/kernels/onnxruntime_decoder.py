@@ -12,7 +12,8 @@ import numpy as np
 
 from onnxq.ir.graph import MICROSOFT
 from onnxq.ops.kernels.activation import gelu
-from onnxq.ops.kernels.arrays import Array, NotCovered, normalize_axis
+from onnxq.ops.kernels.arrays import Array, NotCovered, at_least_float32, in_float32, normalize_axis
+from onnxq.ops.kernels.attention import join_heads, rotate, split_heads
 from onnxq.ops.kernels.registry import kernel
 
 CACHE_BITS, CODES = 8, 128  # of a coded cache; codes are from -128 to 127
@@ -24,7 +25,7 @@ def simplified_layer_normalization(
 ) -> Array | tuple[Array, Array]:
     """Compute x / sqrt(mean(x²) + epsilon) * scale over the axes from `axis` on, and the factor."""
     axes = tuple(range(normalize_axis(axis, x.ndim), x.ndim))
-    wide = x.astype(np.float32) if x.dtype.itemsize < 4 else x
+    wide = at_least_float32(x)
     inverse = 1 / np.sqrt(np.mean(wide * wide, axis=axes, keepdims=True) + wide.dtype.type(epsilon))
     y = (wide * inverse * scale).astype(x.dtype, copy=False)
     return (y, inverse) if output_count > 1 else y
@@ -54,7 +55,7 @@ def skip_layer_normalization(
 ) -> Array | tuple[Array | None, ...]:
     """Normalise x + skip + bias over its last axis; the last of four outputs is the sum."""
     total = x + skip if bias is None else x + skip + bias
-    wide = total.astype(np.float32) if total.dtype.itemsize < 4 else total
+    wide = at_least_float32(total)
     centred = wide - wide.mean(axis=-1, keepdims=True)
     inverse = 1 / np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + wide.dtype.type(epsilon))
     y = centred * inverse * gamma
@@ -69,37 +70,21 @@ def gelu_of_onnxruntime(x: Array) -> Array:
 
 
 @kernel("BiasGelu", domain=MICROSOFT)
+@in_float32
 def bias_gelu(x: Array, bias: Array) -> Array:
     """Gelu of x + bias."""
     return gelu(x + bias)
 
 
 @kernel("FastGelu", domain=MICROSOFT)
+@in_float32
 def fast_gelu(x: Array, bias: Array | None = None) -> Array:
     """Gelu of x + bias, in its form with tanh."""
     return gelu(x if bias is None else x + bias, approximate="tanh")
 
 
-def rotate(x: Array, cos: Array, sin: Array, *, interleaved: bool) -> Array:
-    """Rotate pairs of the first elements of each head.
-
-    Args:
-        x: `[batch, heads, length, head]`.
-        cos: `[batch, length, rotated / 2]`; the elements beyond `rotated` stay.
-        sin: As `cos`.
-        interleaved: Whether a pair is of neighbours, or of elements half of `rotated` apart.
-
-    """
-    half = cos.shape[-1]
-    cos, sin = cos[:, None], sin[:, None]
-    result = x.copy()
-    one, two = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(half), slice(half, 2 * half))
-    result[..., one] = x[..., one] * cos - x[..., two] * sin
-    result[..., two] = x[..., two] * cos + x[..., one] * sin
-    return result
-
-
 @kernel("RotaryEmbedding", domain=MICROSOFT)
+@in_float32
 def rotary_embedding(
     x: Array,
     position_ids: Array,
@@ -114,14 +99,15 @@ def rotary_embedding(
     """Rotate `[batch, length, hidden]` or `[batch, heads, length, head]`, positions as ids or as the first one."""
     batch, length = x.shape[0], x.shape[-2]
     head = 2 * cos_cache.shape[1] if not rotary_embedding_dim else x.shape[-1] // num_heads
-    heads = _heads(x, x.shape[-1] // head) if x.ndim == 3 else x
+    heads = split_heads(x, x.shape[-1] // head) if x.ndim == 3 else x
     places = position_ids.reshape(-1, 1) + np.arange(length) if position_ids.size == 1 else position_ids
     places = np.broadcast_to(places, (batch, length))
     result = rotate(heads, cos_cache[places], sin_cache[places], interleaved=bool(interleaved))
-    return _joined(result) if x.ndim == 3 else result
+    return join_heads(result) if x.ndim == 3 else result
 
 
 @kernel("GroupQueryAttention", domain=MICROSOFT)
+@in_float32
 def group_query_attention(
     query: Array,
     key: Array | None,
@@ -159,7 +145,7 @@ def group_query_attention(
     scales = _cache_scales({k_quant_type, v_quant_type}, k_scale, v_scale, kv_cache_bit_width)
     if key is None or value is None:
         query, key, value = _split_packed(query, num_heads, kv_num_heads)
-    q, k, v = _heads(query, num_heads), _heads(key, kv_num_heads), _heads(value, kv_num_heads)
+    q, k, v = split_heads(query, num_heads), split_heads(key, kv_num_heads), split_heads(value, kv_num_heads)
     batch, length, total = len(q), q.shape[2], int(np.asarray(total_sequence_length).reshape(-1)[0])
     known = np.asarray(seqlens_k).reshape(-1).astype(np.int64) + 1 - length
     before = np.zeros(batch, np.int64) if length == total else known
@@ -179,7 +165,7 @@ def group_query_attention(
     wide = [np.repeat(each, num_heads // kv_num_heads, axis=1) for each in meant or (keys, values)]
     logits = _logits(q, wide[0], scale, softcap, attention_bias)
     attended = _attended(np.where(seen[:, None], logits, -np.inf), wide[1], head_sink)
-    result = _joined(attended.astype(q.dtype, copy=False))
+    result = join_heads(attended.astype(q.dtype, copy=False))
     return (result, keys, values)[:output_count] if output_count > 1 else result
 
 
@@ -202,6 +188,7 @@ def _rotated(
 
 
 @kernel("MultiHeadAttention", domain=MICROSOFT)
+@in_float32
 def multi_head_attention(
     query: Array,
     key: Array | None = None,
@@ -231,8 +218,8 @@ def multi_head_attention(
         query = query + bias[:width]
         if key.ndim == 3:
             key, value = key + bias[width : width + key.shape[-1]], value + bias[width + key.shape[-1] :]
-    q = _heads(query, num_heads)
-    k, v = (_heads(each, num_heads) if each.ndim == 3 else each for each in (key, value))
+    q = split_heads(query, num_heads)
+    k, v = (split_heads(each, num_heads) if each.ndim == 3 else each for each in (key, value))
     if past_key is not None and past_value is not None and key.ndim == 3:
         k, v = np.concatenate([past_key, k], axis=2), np.concatenate([past_value, v], axis=2)
     logits = q @ k.swapaxes(-1, -2) * q.dtype.type(scale or 1 / math.sqrt(q.shape[-1]))
@@ -242,7 +229,7 @@ def multi_head_attention(
     if unidirectional:
         places = np.arange(logits.shape[-2])[:, None] + logits.shape[-1] - logits.shape[-2]
         logits = np.where(np.arange(logits.shape[-1]) <= places, logits, -np.inf)
-    result = _joined(_attended(logits, v).astype(q.dtype, copy=False))
+    result = join_heads(_attended(logits, v).astype(q.dtype, copy=False))
     return (result, k, v)[:output_count] if output_count > 1 else result
 
 
@@ -267,16 +254,6 @@ def _attended(logits: Array, values: Array, sink: Array | None = None) -> Array:
     sums = weights.sum(axis=-1, keepdims=True)
     weights /= sums if beyond is None else sums + np.exp(beyond - most)
     return np.asarray(weights @ values)
-
-
-def _heads(x: Array, count: int) -> Array:
-    """Return `[batch, heads, length, head]` of `[batch, length, heads * head]`."""
-    return x.reshape(*x.shape[:2], count, -1).swapaxes(1, 2)
-
-
-def _joined(x: Array) -> Array:
-    """Return `[batch, length, heads * head]` of `[batch, heads, length, head]`."""
-    return np.ascontiguousarray(x.swapaxes(1, 2)).reshape(x.shape[0], x.shape[2], -1)
 
 
 def _split_packed(packed: Array, heads: int, kv_heads: int) -> tuple[Array, Array, Array]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from onnxq.ops.kernels.arrays import Array
+from onnxq.ops.kernels.arrays import Array, in_float32
 from onnxq.ops.kernels.registry import kernel
 from onnxq.ops.kernels.windows import Windows, lay_windows, padded
 
@@ -73,13 +73,14 @@ def _with_places(x: Array, wide: Array, windows: Windows, order: Literal["C", "F
     first = np.arange(maps, dtype=np.int64).reshape(*x.shape[:2], *[1] * len(spatial)) * numbers.size
     for tap in np.ndindex(*windows.kernel):
         taken = (slice(None), slice(None), *windows.slices(tap))
-        larger = wide[taken] > best
+        larger = (wide[taken] > best) | ((places < 0) & (of_map[taken] >= 0))  # an element may be the lowest number
         best = np.where(larger, wide[taken], best)
         places = np.where(larger, of_map[taken] + first, places)
     return best, places
 
 
 @kernel("AveragePool")
+@in_float32
 def average_pool(
     x: Array,
     *,
@@ -109,6 +110,7 @@ def average_pool(
 
 
 @kernel("LpPool")
+@in_float32
 def lp_pool(
     x: Array,
     *,
@@ -135,6 +137,7 @@ def _spatial(x: Array) -> tuple[int, ...]:
 
 
 @kernel("GlobalAveragePool")
+@in_float32
 def global_average_pool(x: Array) -> Array:
     """Mean over the spatial axes, which stay with length 1."""
     count = math.prod(x.shape[2:])
@@ -150,6 +153,7 @@ def global_max_pool(x: Array) -> Array:
 
 
 @kernel("GlobalLpPool")
+@in_float32
 def global_lp_pool(x: Array, *, p: float = 2) -> Array:
     """P-norm over the spatial axes, which stay with length 1."""
     total = np.add.reduce(np.power(np.abs(x), x.dtype.type(p)), axis=_spatial(x), keepdims=True)

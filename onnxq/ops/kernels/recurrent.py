@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.ops.kernels.arrays import Array
+from onnxq.ops.kernels.arrays import Array, in_float32
 from onnxq.ops.kernels.recurrent_steps import (
     Activation,
     Cell,
@@ -59,6 +59,7 @@ def _run(
 
 
 @kernel("LSTM")
+@in_float32
 def lstm(
     x: Array,
     w: Array,
@@ -140,6 +141,7 @@ def _lstm_cell(
 
 
 @kernel("GRU")
+@in_float32
 def gru(
     x: Array,
     w: Array,
@@ -194,6 +196,7 @@ def _gru_cell(r: Array, bias: Array, functions: Sequence[Activation], limit: flo
 
 
 @kernel("RNN")
+@in_float32
 def rnn(
     x: Array,
     w: Array,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.ops.kernels.arrays import Array, normalize_axes, normalize_axis
+from onnxq.ops.kernels.arrays import Array, in_float32, normalize_axes, normalize_axis
 from onnxq.ops.kernels.registry import kernel
 
 Reduction = Callable[[Array, "tuple[int, ...] | None", bool], Any]
@@ -79,8 +79,8 @@ def _register(op_type: str, function: Reduction, *, axes_input_since: int = 18) 
         found = normalize_axes(axes, x.ndim) if axes else None
         return np.asarray(function(x, found, bool(keepdims))).astype(x.dtype, copy=False)
 
-    kernel(op_type, since=axes_input_since)(by_input)
-    kernel(op_type, since=1)(by_attribute)
+    kernel(op_type, since=axes_input_since)(in_float32(by_input))
+    kernel(op_type, since=1)(in_float32(by_attribute))
 
 
 _register("ReduceSum", _sum, axes_input_since=13)

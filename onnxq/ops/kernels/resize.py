@@ -197,7 +197,7 @@ def resize(
         targets = _by_scales(scales, lengths, along)
     else:
         raise ModelError("Resize has neither scales nor sizes", "Give one of them.")
-    if roi is not None and np.size(roi):
+    if roi is not None and np.size(roi) and coordinate_transformation_mode == "tf_crop_and_resize":
         bounds = [float(v) for v in roi]
         regions = zip(bounds[: len(along)], bounds[len(along) :], strict=True)
         targets = [replace(target, roi=region) for target, region in zip(targets, regions, strict=True)]
