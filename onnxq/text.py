@@ -42,10 +42,13 @@ def noise(value: float) -> str:
 
 def size(count: float) -> str:
     """Write a number of bytes for people, in decimal units as file managers do."""
-    for unit in ("bytes", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+    if count < 1000:
+        return f"{count:.0f} bytes"
+    for unit in ("kB", "MB"):
         count /= 1000
+        if count < 999.95:  # what rounds to 1000.0 is 1.0 of the next
+            return f"{count:.1f} {unit}"
+    count /= 1000
     return f"{count:.2f} GB"
 
 

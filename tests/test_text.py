@@ -11,6 +11,7 @@ from onnxq.text import (
     percent,
     printable,
     readable,
+    size,
     size_change,
     speed_change,
     truncate,
@@ -34,6 +35,13 @@ def test_no_name_stays_too_long(most: int) -> None:
 
 def test_sizes_latencies_and_names() -> None:
     assert (size_change(400, 100), size_change(100, 150)) == ("4.0× smaller", "1.5× larger")
+    assert [size(count) for count in (999, 1000, 999_949, 999_950, 999_999_999)] == [
+        "999 bytes",
+        "1.0 kB",
+        "999.9 kB",
+        "1.0 MB",
+        "1.00 GB",
+    ]
     assert (milliseconds(1.23456), milliseconds(12.3456)) == ("1.23 ms", "12.3 ms")
     assert printable("a\n\x1b[31m b") == "a \\x1b[31m b"
 

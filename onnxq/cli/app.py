@@ -90,13 +90,12 @@ def _with_voice(function: Callable[..., None]) -> Callable[..., None]:
 def surroundings() -> str:
     """Say what runs where, in one line."""
     import platform
-    from importlib.metadata import version
 
     from onnxq.targets.host import processor_words
-    from onnxq.version import __version__
+    from onnxq.version import __version__, installed_version
 
     system = f"Python {platform.python_version()} on {processor_words()}"
-    return f"onnxq {__version__}, onnxruntime {version('onnxruntime')}, {system}"
+    return f"onnxq {__version__}, onnxruntime {installed_version('onnxruntime')}, {system}"
 
 
 def _no_type(ctx: object) -> None:

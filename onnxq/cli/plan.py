@@ -26,6 +26,7 @@ from onnxq.cli.options import (
     use_custom_ops,
 )
 from onnxq.data.reading import PLAIN, Reading
+from onnxq.pipeline.options import READING, declarations
 from onnxq.text import printable
 
 if TYPE_CHECKING:
@@ -73,13 +74,10 @@ def plan(
 
     use_custom_ops(custom_ops)
     if why_not is not None:
-        left_out = {
-            "--data": data, "--preprocess": reading.preprocess, "--tokenizer": reading.tokenizer,
-            "--text-key": reading.text_key, "--max-length": reading.max_length, "--state": reading.state,
-            "--stats": stats, "--exclude": exclude, "--only": only,
-            "--timings": timings, "--sensitivity": sensitivity,
-        }  # fmt: skip
-        given = [name for name in left_out if left_out[name]]
+        reads = {declarations()[name].flag: getattr(reading, name) for name in READING}
+        plans = {"--stats": stats, "--exclude": exclude, "--only": only, "--timings": timings}
+        asked = {"--data": data, **reads, **plans, "--sensitivity": sensitivity}
+        given = [name for name, value in asked.items() if value]
         _answer(model, why_not, choose_recipe(recipe, target=target), given, output_format)
         return
     with TerminalObserver() as observer:

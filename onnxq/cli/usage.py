@@ -19,7 +19,7 @@ COMMANDS = {
     "completion": "Write `onnxq --install-completion`.",
     "help": "Write `onnxq help COMMAND`.",
     **dict.fromkeys(("compare", "diff", "eval", "evaluate", "test", "validate", "benchmark", "run"), "verify"),
-    **dict.fromkeys(("convert", "compress", "build", "optimize", "optimise", "quant", "export"), "quantize"),
+    **dict.fromkeys(("convert", "compress", "build", "optimize", "optimise", "quant"), "quantize"),
     **dict.fromkeys(("info", "show", "summary", "print", "view", "list", "ls", "stats"), "inspect"),
     **dict.fromkeys(("lint", "status"), "check"),
     **dict.fromkeys(("recipe", "presets", "configs"), "recipes"),
@@ -50,6 +50,7 @@ OPTIONS = {
     **dict.fromkeys(("--html", "--markdown", "--log"), "--report"),
     **dict.fromkeys(("--quick", "--no-search"), "--fast"),
     **dict.fromkeys(("--7bit", "--reduce"), "--reduce-range"),
+    **dict.fromkeys(("--threads", "--num-threads", "--workers"), "--jobs"),
 }
 # Options of other tools, and how it is decided here
 CHOSEN = {
@@ -60,7 +61,6 @@ CHOSEN = {
     **dict.fromkeys(("--model", "--onnx", "-m"), "Write the model without an option: `onnxq quantize MODEL`."),
     **dict.fromkeys(("--fp16", "--float16", "--half", "--bf16"), "onnxq writes 8 bits or fewer, and no float16."),
     **dict.fromkeys(("--seed", "--random-seed"), "Nothing is drawn by chance: the same input gives the same bytes."),
-    **dict.fromkeys(("--threads", "--num-threads", "--workers"), "It takes all processors that it may use."),
 }
 MISSING = {"missing argument 'NODE'": "`onnxq plan MODEL` lists the nodes."}
 NUMBERS = {"integer": "no whole number", "number": "no number"}

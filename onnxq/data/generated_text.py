@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
+from onnxq.data.text.table_rows import table_rows
 from onnxq.errors import OnnxqError
 from onnxq.evaluator import wide_evaluator
 from onnxq.ir import Model, Value
@@ -91,19 +92,19 @@ def text_input(model: Model) -> TextInput | None:
     logits = model.graph.outputs[0] if model.graph.outputs else None
     if len(named) != 1 or logits is None or any(value.dtype not in INTEGERS for value in (*named, *others)):
         return None
-    ids, rows = named[0], [use.node.inputs[0] for use in named[0].uses if use.node.op_type == "Gather"]
-    tables = [value.constant for value in rows if value is not None and value.constant is not None]
-    shape, given = logits.shape, ids.shape
-    if not tables or shape is None or given is None or len(shape) != 3 or len(given) != 2:
+    ids, shape, given = named[0], logits.shape, named[0].shape
+    if shape is None or given is None or len(shape) != 3 or len(given) != 2:
         return None
     tokens, batch, length = shape[2], given[0], given[1]
-    if tokens != tables[0].shape[0] or logits.dtype not in FLOATS or not _is_batch(batch):
+    if not isinstance(tokens, int) or logits.dtype not in FLOATS or not _is_batch(batch):
+        return None
+    if tokens != table_rows(model, ids.name):
         return None
     if isinstance(length, int) and not 2 <= length <= LONGEST:
         return None
     if isinstance(shape[1], int) and shape[1] != length:  # of the last token alone, as some exports have them
         return None
-    return TextInput(ids, others, caches, logits, int(tokens), length if isinstance(length, int) else LENGTH)
+    return TextInput(ids, others, caches, logits, tokens, length if isinstance(length, int) else LENGTH)
 
 
 def _is_cache(value: Value) -> bool:

@@ -46,7 +46,7 @@ def _fetched(source: str) -> Path:
     url, _, wanted = source.partition(DIGEST)
     fsspec = need("fsspec", "remote", f"reading {url}")
     place = Path(_folder()) / hashlib.sha256(source.encode()).hexdigest()
-    name = Path(url).name or "data"
+    name = file_name(url)
     if not place.exists():  # it appears whole
         shared = _folder()
         Path(shared).mkdir(0o700, exist_ok=True)
@@ -75,6 +75,13 @@ def _fetch(fsspec: Any, url: str, target: Path, wanted: str) -> None:
     found = digest(target) if wanted else ""
     if found != wanted:
         raise DataError(f"{url} has the SHA-256 {found}, not {wanted}", "Check the URL, or give the new digest.")
+
+
+def file_name(url: str) -> str:
+    """Return the name of the file or folder that a URL is of: the innermost one, without what a server is asked."""
+    link = next(part for part in url.split("::") if "://" in part)
+    path = link.partition("?")[0] if link.startswith("http") else link
+    return Path(path.partition("://")[2]).name or "data"
 
 
 def share_fetched() -> dict[str, str]:

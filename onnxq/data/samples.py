@@ -498,7 +498,7 @@ def _open(source: str, inputs: Sequence[InputSpec], reading: Reading, facts: Mod
 
 def _with_ignored(opened: list[Source], reading: Reading) -> list[Source]:
     """Note at the first source which settings no source has used."""
-    told = [one for source in opened for one in source.preparations]
+    told = [one for source in opened for one in source.preparations if "state" not in one.settings]
     texts = any("tokenizer" in one.settings for one in told)
     unused: list[tuple[str, object, bool, str]] = [
         ("preprocess", reading.preprocess, bool(told), "no array is preprocessed")

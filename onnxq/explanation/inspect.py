@@ -17,7 +17,7 @@ from onnx import TensorProto
 from onnxq.ir import IN_MEMORY, Model, ModelInput, Node, Tensor, Value, read_model
 from onnxq.ops.forms.family import dtype_name
 from onnxq.report import model_bytes
-from onnxq.verification.ort_graph import CONVERSIONS, FLOAT_OUTPUT, computes_on_codes
+from onnxq.verification.ort_graph import CONVERSIONS, becomes_integer
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def inspect(model: ModelInput) -> Inspection:
         outputs=tuple((v.name, _describe(model, v)) for v in model.graph.outputs),
         operators=dict(sorted(operators.items(), key=lambda item: (-item[1], item[0]))),
         weights=dict(sorted(weights.items(), key=lambda item: -item[1][1])),
-        quantized=sum(_is_quantized(node) for node in nodes),
+        quantized=sum(map(becomes_integer, nodes)),
         conversions=sum(node.op_type in CONVERSIONS for node in nodes),
         made_by={key: value for key, value in model.metadata.items() if key.startswith("onnxq_")},
     )
@@ -134,25 +134,6 @@ def _constants(model: Model, nodes: list[Node]) -> Iterator[Tensor]:
         tensor = node.tensor_attribute("value") if node.op_type == "Constant" else None
         if tensor is not None:
             yield tensor
-
-
-def _is_quantized(node: Node) -> bool:
-    """Whether a node computes on codes: by itself, or once onnxruntime has fused the conversions around it.
-
-    It fuses what reads nothing but dequantized values (a float bias aside) and is quantized again at once; MatMul and
-    Gemm may give floats. Source: QDQ selectors in onnxruntime/core/optimizer/qdq_transformer.
-    """
-    if node.op_type in CONVERSIONS:
-        return False
-    if computes_on_codes(node):
-        return True
-    producers = [value.producer for value in node.inputs[:2] if value is not None and value.tensor is None]
-    if not producers or any(maker is None or maker.op_type != "DequantizeLinear" for maker in producers):
-        return False
-    if node.op_type in FLOAT_OUTPUT:
-        return len(producers) == 2
-    readers = [use.node for value in node.makes for use in value.uses]
-    return bool(readers) and all(reader.op_type == "QuantizeLinear" for reader in readers)
 
 
 def _describe(model: Model, value: Value) -> str:

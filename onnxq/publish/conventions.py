@@ -43,8 +43,7 @@ class FileConvention:
         files: In the order of the table.
         left_out: Files of the ecosystem that onnxq does not write, and why; empty if there is none.
         settings: Name of a file that says how the others were quantized; empty if there is none.
-        data_suffix: What the file with the weights of a large model has behind the name of the model; empty where any
-            name will do.
+        data_suffix: What the file with the weights of a large model has behind the name of the model.
 
     """
 
@@ -52,7 +51,7 @@ class FileConvention:
     files: tuple[PublishedFile, ...]
     left_out: str = ""
     settings: str = ""
-    data_suffix: str = ""
+    data_suffix: str = ".data"
 
 
 CONVENTIONS: dict[str, FileConvention] = {

@@ -22,7 +22,7 @@ from onnxq.pipeline.quantize import quantize
 from onnxq.planning.recipe import in_blocks
 from onnxq.progress import Observer
 from onnxq.publish.conventions import PublishedFile, find_convention
-from onnxq.publish.external_data import hub_data_path, rename_data
+from onnxq.publish.external_data import rename_data
 from onnxq.publish.model_card import ExportedFile, model_card
 from onnxq.publish.quantize_config import quantize_config
 from onnxq.search.budget import Budget
@@ -94,7 +94,7 @@ def export(
     chosen, source, target = find_convention(convention), Path(model), Path(folder)
     names = {file: file.name.format(model=source.stem) for file in chosen.files}
     extra = [chosen.settings] if chosen.settings else []
-    outside = [str(hub_data_path(Path(name))) for name in names.values() if chosen.data_suffix]
+    outside = [f"{name}{chosen.data_suffix}" for name in names.values()]
     _refuse_existing(source, target, [*names.values(), *extra, CARD, *outside], force=force)
     done: list[ExportedFile] = []
     skipped: list[tuple[str, str]] = []
@@ -105,8 +105,8 @@ def export(
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 one = _write(source, file, name, path, {**settings, "observer": observer})
-                renamed = rename_data(path) if chosen.data_suffix else None
-                done.append(one if renamed is None else replace(one, data=f"{name}{chosen.data_suffix}"))
+                outside_data = rename_data(path, chosen.data_suffix)
+                done.append(replace(one, data=f"{name}{chosen.data_suffix}") if outside_data else one)
             except NothingToQuantize as error:
                 if file.bits is None:  # then no file of the convention can be made
                     raise

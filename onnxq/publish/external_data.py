@@ -16,24 +16,20 @@ from onnxq.ir.proto_fields import bodies
 from onnxq.ir.storage.files import data_path
 
 
-def hub_data_path(model: Path) -> Path:
-    """Return where ecosystems look for the weights of a model that are in a file of their own."""
-    return model.with_name(f"{model.name}_data")
-
-
-def rename_data(model: Path) -> Path | None:
+def rename_data(model: Path, suffix: str) -> bool:
     """Rename the file with the weights of a model, and correct the name in the model.
 
     Args:
         model: A model that onnxq has written.
+        suffix: What is to stand behind the name of the model.
 
     Returns:
-        The new path; None where the weights are in the model.
+        Whether there is such a file.
 
     """
-    old, new = data_path(model), hub_data_path(model)
-    if not old.exists():
-        return None
+    old, new = data_path(model), model.with_name(f"{model.name}{suffix}")
+    if new == old or not old.exists():
+        return old.exists()
     proto = onnx.load(model, load_external_data=False)
     for tensor in _tensors(proto.graph):
         for entry in tensor.external_data:
@@ -41,7 +37,7 @@ def rename_data(model: Path) -> Path | None:
                 entry.value = new.name
     old.replace(new)
     model.write_bytes(proto.SerializeToString(deterministic=True))
-    return new
+    return True
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:

@@ -15,6 +15,7 @@ from onnxq.text import FLOAT, decibels, size, speed_change
 from onnxq.version import __version__
 
 NOTHING = "–"
+OF_HUBS = "_data"  # at the end of a file of weights as hubs name it
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,9 @@ def model_card(ecosystem: str, files: Sequence[ExportedFile], skipped: Sequence[
     outside = [file for file in files if file.data is not None]
     if outside:
         named = ", ".join(f"`{file.data}`" for file in outside)
-        lines += ["", f"Weights are in files of their own: {named}. In transformers.js, load such a model with"]
-        lines += ["`use_external_data_format: true`."]
+        lines += ["", f"Weights are in files of their own: {named}."]
+        if any(str(file.data).endswith(OF_HUBS) for file in outside):
+            lines += ["In transformers.js, load such a model with `use_external_data_format: true`."]
     lines += [f"\nNot written: `{name}`: {reason}." for name, reason in skipped]
     if left_out:
         lines += ["", f"Not written: {left_out}."]

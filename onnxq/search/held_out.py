@@ -5,7 +5,7 @@ Tests: `tests/search/test_held_out.py`, which tests `search/sqnr_evaluator.py` a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from onnxq.data.samples import Sample, Samples, few_samples, spread_samples, wrap_samples
@@ -112,9 +112,7 @@ class HoldoutSplit:
         def read() -> Iterator[Sample]:
             return (sample for place, sample in enumerate(self.samples) if place in chosen)
 
-        rest = wrap_samples(read, self.samples.inputs) if chosen else None
-        if rest is not None:
-            rest.numbers = sorted(chosen)
+        rest = self._wrapped(read, sorted(chosen)) if chosen else None
         return self._sets(taken, min(FOLDS, len(taken))), rest
 
     def few_of_all(self, most: int) -> Samples:
@@ -122,9 +120,7 @@ class HoldoutSplit:
         if self.samples.count is not None and self.samples.count <= most:
             return self.samples
         taken = spread_samples(self.samples, most, MOST_ELEMENTS, 2)
-        few = wrap_samples(list(taken.values()), self.samples.inputs)
-        few.numbers = list(taken)
-        return few
+        return self._wrapped(list(taken.values()), list(taken))
 
     def _few_among(self, taken: dict[int, Sample]) -> dict[int, Sample]:
         """Return the same samples, those of the halves as the arrays that were run already."""
@@ -132,7 +128,6 @@ class HoldoutSplit:
 
     def evaluator(self, samples: Samples) -> SqnrEvaluator:
         """Return what judges variants on some samples; those that were run before are not run again."""
-        samples.made_up = self.samples.made_up
         made = SqnrEvaluator(self.baseline, samples, self._known)
         self._known = made.known
         return made
@@ -140,14 +135,19 @@ class HoldoutSplit:
     def few(self, samples: Samples) -> SqnrEvaluator:
         """Return what judges variants on as many of some samples as are in a half to judge on."""
         most = max(self.expected_count(self._share) // 2, 1)
-        return self.evaluator(wrap_samples(few_samples(samples, most), self.samples.inputs))
+        return self.evaluator(self._wrapped(few_samples(samples, most)))
 
     def _sets(self, taken: Mapping[int, Sample], count: int) -> list[Samples]:
         samples, places = list(taken.values()), list(taken)
-        sets = [wrap_samples(samples[first::count], self.samples.inputs) for first in range(count)]
-        for first, found in enumerate(sets):
-            found.numbers = places[first::count]
-        return sets
+        return [self._wrapped(samples[first::count], places[first::count]) for first in range(count)]
+
+    def _wrapped(
+        self, samples: list[Sample] | Callable[[], Iterator[Sample]], numbers: Sequence[int] | None = None
+    ) -> Samples:
+        """Return some of the samples as a stream of their own."""
+        made = wrap_samples(samples, self.samples.inputs)
+        made.numbers, made.made_up = numbers, self.samples.made_up
+        return made
 
     @cached_property
     def judge(self) -> SqnrEvaluator:
@@ -163,27 +163,27 @@ class HoldoutSplit:
     def ranking_evaluator(self) -> SqnrEvaluator:
         """The float outputs on a few of all samples."""
         few = few_samples(self._few.values(), self.searched)
-        return self.evaluator(wrap_samples(few, self.samples.inputs))
+        return self.evaluator(self._wrapped(few))
 
     @cached_property
     def group_evaluator(self) -> SqnrEvaluator:
         """The float outputs on half of those, on which groups of nodes are run."""
         few = few_samples(few_samples(self._few.values(), self.searched), self.grouped)
-        return self.evaluator(wrap_samples(few, self.samples.inputs))
+        return self.evaluator(self._wrapped(few))
 
     @cached_property
     def goal_evaluator(self) -> SqnrEvaluator:
         """The float outputs on all samples that are tried on: where one is much larger, it decides what a few say."""
         if len(self._few) <= self.searched:
             return self.ranking_evaluator
-        return self.evaluator(wrap_samples(list(self._few.values()), self.samples.inputs))
+        return self.evaluator(self._wrapped(list(self._few.values())))
 
     @cached_property
     def fine_evaluator(self) -> SqnrEvaluator:
         """The float outputs on all samples that are tried on, and on more where a run is short."""
         if self._more is self._few:
             return self.goal_evaluator
-        return self.evaluator(wrap_samples(list(self._more.values()), self.samples.inputs))
+        return self.evaluator(self._wrapped(list(self._more.values())))
 
     @property
     def held_out(self) -> Samples:

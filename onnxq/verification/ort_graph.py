@@ -152,22 +152,25 @@ def computes_on_codes(node: Node) -> bool:
 
 
 def _is_quantized(node: Node) -> bool:
-    """Whether a node of the model works on codes, or is written to be computed on them.
-
-    That is with a dequantized weight, or with dequantized inputs alone and a result that is quantized again, unless it
-    is a product. Other nodes behind a DequantizeLinear stand at the border: they read what came out of integers.
-    """
+    """Whether a node of the model works on codes, or is written to be computed on them: with a dequantized weight."""
     if node.op_type in CONVERSIONS:
+        return False
+    return becomes_integer(node) or any(_codes(value) is not None for value in node.reads)
+
+
+def becomes_integer(node: Node) -> bool:
+    """Whether a node computes on codes: by itself, or once onnxruntime has fused the conversions around it.
+
+    It fuses what reads nothing but dequantized values and is quantized again at once; MatMul and Gemm may give floats.
+    Other nodes behind a DequantizeLinear stand at the border: they read what came out of integers. Source: QDQ
+    selectors in onnxruntime/core/optimizer/qdq_transformer.
+    """
+    if node.op_type in (*CONVERSIONS, *FLOAT_BETWEEN):
         return False
     if computes_on_codes(node):
         return True
-    read = node.reads
-    dequantized = [value for value in read if _is_dequantized(value)]
-    if any(_codes(value) is not None for value in dequantized):
-        return True
-    if not dequantized or not all(value in dequantized or _is_setting(value) for value in read):
-        return False
-    if node.op_type in FLOAT_BETWEEN:
+    dequantized = [value for value in node.reads if _is_dequantized(value)]
+    if not dequantized or not all(value in dequantized or _is_setting(value) for value in node.reads):
         return False
     readers = [use.node.op_type for value in node.makes for use in value.uses]
     return node.op_type in FLOAT_OUTPUT or (bool(readers) and set(readers) == {"QuantizeLinear"})

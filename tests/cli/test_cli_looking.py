@@ -278,22 +278,25 @@ def test_inspect_counts_what_onnxruntime_fuses(cli, folder: Path) -> None:
         helper.make_node("Relu", ["x_d"], ["r"]),  # float: nobody quantizes what it gives
         helper.make_node("Neg", ["r"], ["n"]),  # float: it reads floats
         *pair("n"),
+        helper.make_node("Add", ["n_d", "f"], ["a"]),  # float: it reads a matrix of floats
+        *pair("a"),
         helper.make_node("DequantizeLinear", ["w", "s"], ["w_d"]),
-        helper.make_node("Concat", ["n_d", "n_d"], ["c"], axis=0),  # integers: between the two
+        helper.make_node("Concat", ["a_d", "n_d"], ["c"], axis=0),  # integers: between the two
         *pair("c"),
         helper.make_node("MatMul", ["c_d", "w_d"], ["m"]),  # integers, with a float output
         helper.make_node("MatMul", ["m", "w_d"], ["y"]),  # float: one side is
     ]
     weights = {"s": np.float32(0.1), "z": np.uint8(128), "w": np.ones((4, 4), np.int8)}
+    weights["f"] = np.ones((1, 4), np.float32)
     save("qdq.onnx", nodes, {"x": [1, 4]}, {name: np.asarray(array) for name, array in weights.items()})
     facts = json.loads(cli("inspect", "qdq.onnx", "--format", "json").out)
-    assert (facts["nodes"], facts["nodes_quantized"], facts["nodes_converting"]) == (12, 2, 7)
+    assert (facts["nodes"], facts["nodes_quantized"], facts["nodes_converting"]) == (15, 2, 9)
     assert facts["weights"] == {
         "int8": {"tensors": 1, "bytes": 16},
-        "float32": {"tensors": 1, "bytes": 4},
+        "float32": {"tensors": 2, "bytes": 20},
         "uint8": {"tensors": 1, "bytes": 1},
     }
-    assert facts["share_in_8_bits"] == pytest.approx(17 / 21, abs=1e-4)
+    assert facts["share_in_8_bits"] == pytest.approx(17 / 37, abs=1e-4)
 
 
 def test_inspect_in_text(cli, quantized: Path) -> None:

@@ -128,7 +128,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "quantize --model m.onnx": ("no such option: --model", "Write the model without an option"),
     "quantize m.onnx --fp16": ("no such option: --fp16", "onnxq writes 8 bits or fewer"),
     "quantize m.onnx --seed 1": ("no such option: --seed", "the same input gives the same bytes"),
-    "quantize m.onnx --threads 4": ("no such option: --threads", "It takes all processors that it may use."),
+    "quantize m.onnx --threads 4": ("no such option: --threads", "Did you mean --jobs?"),
     "targets": ("no such command 'targets'", "Write `onnxq quantize --help`, which lists them."),
     "explain m.onnx": ("missing argument 'NODE'", "`onnxq plan MODEL` lists the nodes. See `onnxq explain --help`."),
     "-V": ("no such option: -V", "Write `onnxq --version`."),

@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from cli_support import Cli
 from rich.console import Console
 
 from onnxq.cli import terminal
+from onnxq.cli.app import surroundings
 from onnxq.cli.progress_bar import Bar
 from onnxq.cli.terminal import TerminalObserver
 from onnxq.progress import Work, expect, following
@@ -55,6 +57,18 @@ def test_verbose_says_what_runs_where(here: Path, cli: Cli) -> None:
     first = cli("plan", "-v", "m.onnx").err.splitlines()[0]
     assert first.startswith("onnxq ")
     assert "onnxruntime " in first
+
+
+def test_verbose_takes_another_package_of_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = metadata.version
+
+    def version(name: str) -> str:
+        if name == "onnxruntime":
+            raise metadata.PackageNotFoundError(name)
+        return "1.99.0" if name == "onnxruntime-gpu" else installed(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert "onnxruntime 1.99.0, " in surroundings()
 
 
 def test_quiet_and_verbose_are_refused_together(here: Path, cli: Cli) -> None:

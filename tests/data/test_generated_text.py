@@ -22,7 +22,7 @@ def all_texts(monkeypatch) -> None:
     monkeypatch.setattr(module, "MOST_SEQUENCES", OF_USERS)
 
 
-def decoder(*, causal=True, length=LENGTH, extra=(), batch="batch"):
+def decoder(*, causal=True, length=LENGTH, extra=(), batch="batch", cast=False):
     """A table of tokens, a sum over all places so far, and a head."""
     weights = {"table": floats(TOKENS, WIDTH, seed=1), "head": floats(WIDTH, TOKENS, seed=2)}
     mixing = np.tril(np.ones((LENGTH, LENGTH), np.float32)) if causal else np.ones((LENGTH, LENGTH), np.float32)
@@ -31,7 +31,10 @@ def decoder(*, causal=True, length=LENGTH, extra=(), batch="batch"):
     if not isinstance(length, int):  # each place by itself
         nodes = [node("Gather", "table ids", "e"), node("MatMul", "e head", "logits")]
         del weights["mixing"]
-    inputs = [helper.make_tensor_value_info("ids", TensorProto.INT64, [batch, length])]
+    if cast:
+        nodes = [node("Cast", "ids", "wide", to=TensorProto.INT64), node("Gather", "table wide", "e"), *nodes[1:]]
+    kind = TensorProto.INT32 if cast else TensorProto.INT64
+    inputs = [helper.make_tensor_value_info("ids", kind, [batch, length])]
     inputs += [helper.make_tensor_value_info(name, TensorProto.INT64, [batch, length]) for name in extra]
     if extra:
         nodes.insert(1, node("Cast", extra[0], "m", to=TensorProto.FLOAT))
@@ -112,6 +115,10 @@ def test_wrong_drafts_change_no_token(monkeypatch):
     monkeypatch.setattr(module, "ROUNDS", 200)
     found = [sample["ids"] for sample in generated_text(model)]
     np.testing.assert_array_equal(found, expected)
+
+
+def test_ids_of_32_bits_are_found_behind_their_cast():
+    assert [sample["ids"].dtype for sample in generated_text(decoder(cast=True))[:1]] == [np.int32]
 
 
 def test_other_models_write_nothing():

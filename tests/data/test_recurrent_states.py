@@ -104,6 +104,14 @@ def test_arrays_are_steps_of_one_sequence(tmp_path: Path) -> None:
     assert "state: zeros, then 'stateN' of the step before (--state)" in map(str, samples.preparations)
 
 
+def test_settings_of_pictures_say_nothing_about_steps(tmp_path: Path) -> None:
+    model, _, samples = fed(tmp_path)
+    assert samples.ignored == ()
+    reading = Reading(state="stateN=state", preprocess="size=8")
+    samples = open_samples(tmp_path / "d.npz", input_specs(model), reading, ModelFacts.of(model))
+    assert samples.ignored == ("'preprocess' has no effect: no array is preprocessed",)
+
+
 def test_a_second_pass_gives_the_same_without_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, samples = fed(tmp_path)
     first = list(samples)

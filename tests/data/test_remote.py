@@ -15,7 +15,7 @@ import pytest
 from helpers import build, floats, node
 
 from onnxq.data import remote
-from onnxq.data.remote import digest, is_remote, local_copy, share_fetched
+from onnxq.data.remote import digest, file_name, is_remote, local_copy, share_fetched
 from onnxq.data.samples import input_specs, open_samples
 from onnxq.errors import DataError
 from onnxq.ir import Model, infer_types, parse
@@ -84,6 +84,24 @@ def test_samples_of_a_url_are_those_of_the_file(model: Model, file: Path, whole_
     expected = open_samples(file, input_specs(model))
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one["x"], other["x"])
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("https://host/a/calib.npz?X-Signature=a/b%2Fc", "calib.npz"),
+        ("zip://in/calib.npz::https://host/b.zip", "calib.npz"),
+        ("simplecache::s3://bucket/calib.npz", "calib.npz"),
+        ("s3://bucket/what?.npz", "what?.npz"),
+        ("https://host", "host"),
+    ],
+)
+def test_a_file_has_the_name_by_which_it_is_read(url: str, name: str) -> None:
+    assert file_name(url) == name
+
+
+def test_a_signed_url_is_read_as_the_file_that_it_names(model: Model, url: str) -> None:
+    assert open_samples(f"{url}?token=a/b", input_specs(model)).count == 3
 
 
 def test_memory_of_fsspec_works_as_well(model: Model, file: Path) -> None:
