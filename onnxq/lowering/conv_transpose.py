@@ -24,6 +24,7 @@ from onnxq.targets import Costs
 from onnxq.targets.assumed_shapes import count
 
 SCATTER = 1.25  # nanoseconds for each product that a ConvTranspose adds to its place, in the time of the table
+MODE_OPSET = 11  # of DepthToSpace with channels of one filter side by side
 LEAST_GAIN = 0.8  # of the time of the ConvTranspose, without what stands around it
 
 

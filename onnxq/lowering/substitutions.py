@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from onnxq.ir import Model, Node, Patch, commit, infer_types
-from onnxq.lowering.conv_transpose import as_conv, subpixels
+from onnxq.lowering.conv_transpose import MODE_OPSET, as_conv, subpixels
 from onnxq.lowering.pointwise_conv import as_product, pointwise
 from onnxq.planning.decision import Plan, node_key
 
@@ -70,7 +70,7 @@ FORMS = (
     # Its codes would go back to float at once elsewhere: a decoder of a VAE lost 11 dB for a quarter of the time
     Substitution(
         "rewrote {} ConvTranspose as Conv and DepthToSpace, which have int8 kernels",
-        lambda plan, model: subpixels(model.graph, plan.costs),
+        lambda plan, model: subpixels(model.graph, plan.costs) if model.opset >= MODE_OPSET else (),
         as_conv,
         read_in_8_bit=True,
     ),

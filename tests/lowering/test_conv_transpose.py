@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from onnxq.ir import commit, infer_types, load
 from onnxq.lowering.conv_transpose import as_conv, subpixels
 from onnxq.pipeline.quantize import quantize
+from onnxq.planning.recipe import load_recipe
 from onnxq.stages.prepare import prepare
 from onnxq.stages.substitution import substitute_layers
 from onnxq.targets import load_costs
@@ -30,7 +32,7 @@ def enlarging(channels: int, filters: int, kernel: int, side: int, *, bias: bool
     return build(steps, {"x": [1, channels, side, side]}, ["y"], weights, 13)
 
 
-def decoder(behind: str = "Conv") -> onnx.ModelProto:
+def decoder(behind: str = "Conv", opset: int = 13) -> onnx.ModelProto:
     """A Conv, an enlargement with its Relu, and something behind."""
     weights = {"w": floats(64, 64, 3, 3, scale=0.05), "t": floats(64, 64, 4, 4, scale=0.05)}
     weights |= {"v": floats(64, 64, 3, 3, scale=0.05)}
@@ -41,7 +43,7 @@ def decoder(behind: str = "Conv") -> onnx.ModelProto:
         node("Relu", "u", "r"),
         last,
     ]
-    return build(steps, {"x": [1, 64, 24, 24]}, ["y"], weights, 13)
+    return build(steps, {"x": [1, 64, 24, 24]}, ["y"], weights, opset)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +119,16 @@ def test_it_stays_where_its_codes_would_go_back_to_float_at_once(tmp_path: Path)
     onnx.save(decoder("Tanh"), tmp_path / "m.onnx")
     prepared = substitute_layers(prepare(load(tmp_path / "m.onnx"), with_data=True))
     assert [step.op_type for step in prepared.model.graph.nodes] == ["Conv", "ConvTranspose", "Relu", "Tanh"]
+
+
+@pytest.mark.parametrize("opset", [10, 11])
+def test_older_operator_sets_leave_it(opset: int, tmp_path: Path) -> None:
+    """DepthToSpace has no mode before 11; pairs of com.microsoft leave a model in its operator set."""
+    onnx.save(decoder(opset=opset), tmp_path / "m.onnx")
+    recipe = replace(load_recipe("auto"), allow=("com.microsoft",))
+    prepared = substitute_layers(prepare(load(tmp_path / "m.onnx"), recipe, with_data=True))
+    assert prepared.model.opset == opset
+    assert ("DepthToSpace" in [step.op_type for step in prepared.model.graph.nodes]) == (opset > 10)
 
 
 def test_other_targets_and_recipes_leave_it(tmp_path: Path) -> None:
