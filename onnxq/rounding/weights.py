@@ -112,7 +112,9 @@ class Weights:
         if plan is not None:
             jobs = rounding_jobs(plan, qparams or {}, stats or Stats(), layers or MeasuredLayers([]))
             self._jobs = {key: replace(job, quick=quick) for key, job in jobs.items()}
-        self._rounded: dict[WeightKey, RoundedWeight] = solve_all(self._jobs) if self._jobs else {}
+        self._rounded: dict[WeightKey, RoundedWeight] = {}
+        self._without_limits: dict[WeightKey, WeightKey] = {}  # the first of those that differ in limits alone
+        self._take(solve_all(self._jobs) if self._jobs else {})
         self._known: dict[WeightKey, RoundingResult] = {}
         self._errors: dict[WeightKey, tuple[RoundingResult, float]] = {}
         self._relimited: dict[WeightKey, RoundedWeight] = {}  # for other limits, not asked for yet
@@ -151,15 +153,21 @@ class Weights:
     def completed(self, others: Weights) -> Weights:
         """Return the codes that were chosen here, and those of others for weights that none were chosen for."""
         made, known = Weights(solutions=others._solutions), {tensor for tensor, _ in self._rounded}
-        made._rounded = self._rounded | {key: found for key, found in others._rounded.items() if key[0] not in known}
+        made._take(self._rounded | {key: found for key, found in others._rounded.items() if key[0] not in known})
         return made
+
+    def _take(self, rounded: Mapping[WeightKey, RoundedWeight]) -> None:
+        """Take in codes that were searched for."""
+        self._rounded |= rounded
+        for key in rounded:
+            self._without_limits.setdefault((key[0], replace(key[1], summed=None)), key)
 
     def learn(self, plan: Plan, qparams: Mapping[Value, QParams], stats: Stats, layers: MeasuredLayers) -> None:
         """Choose codes of 4 bit that another plan asks for; those of 8 bit stay as they are."""
         jobs = rounding_jobs(plan, qparams, stats, layers)
         jobs = {key: job for key, job in jobs.items() if key[1].bits < 7 and key not in self._rounded}
         self._jobs |= jobs
-        self._rounded |= solve_all(jobs) if jobs else {}
+        self._take(solve_all(jobs) if jobs else {})
         for key in jobs:
             self._known.pop(key, None)
         if jobs:
@@ -363,8 +371,7 @@ class Weights:
             return key
         tensor, coding = key
         plain = replace(coding, bits=8 if coding.bits == 7 else coding.bits, summed=None)
-        searched = (k for k in self._rounded if k[0] is tensor and replace(k[1], summed=None) == plain)
-        return next(searched, key)
+        return self._without_limits.get((tensor, plain), key)
 
     def _spooled(
         self, weight: Value, coding: WeightSpec, minimum: np.ndarray | None, reader: str, spool: Spool

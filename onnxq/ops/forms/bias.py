@@ -33,6 +33,6 @@ def integer_bias(patch: Rewriter, bias: np.ndarray, x_scale: float, w_scales: np
     """
     if not np.isfinite(bias).all():
         raise ModelError(f"bias '{name}' holds NaN or infinity", "Export the model again from sound weights.")
-    scales = np.broadcast_to(np.float32(x_scale) * w_scales.astype(np.float32), w_scales.shape).astype(np.float32)
+    scales = np.float32(x_scale) * w_scales.astype(np.float32)
     codes = np.rint(bias.astype(np.float64) / scales.astype(np.float64))
     return patch.linear_weight(np.clip(codes, -(2**31), 2**31 - 1).astype(np.int32), scales, 0, name)

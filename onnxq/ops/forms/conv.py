@@ -94,10 +94,7 @@ def rewrite_static_conv(site: NodeView, patch: Rewriter) -> None:
     patch.rewire(site.node, 0, patch.dequantized(x))
     patch.rewire(site.node, 1, patch.linear_weight(codes, scales, 0, weight.name))
     if bias is not None:
-        vector = np.broadcast_to(scales.reshape(-1), bias.shape)
-        if scales.size == 1:
-            vector = scales.reshape(1)
-        patch.rewire(site.node, 2, integer_bias(patch, bias.numpy(), x_scale, vector, site.value(2).name))
+        patch.rewire(site.node, 2, integer_bias(patch, bias.numpy(), x_scale, scales.reshape(-1), site.value(2).name))
 
 
 @register_rewrite("ConvTranspose", when="static-int8")

@@ -71,8 +71,7 @@ def rewrite_static_matmul(site: NodeView, patch: Rewriter) -> None:
     a = patch.dequantized(data)
     b = patch.linear_weight(codes, scales, rank - 1, weight.name)
     if after is not None and bias is not None and after.outputs[0] is not None:
-        vector = np.broadcast_to(scales.reshape(-1), bias.shape) if scales.size > 1 else scales.reshape(1)
-        c = integer_bias(patch, bias, patch.activation_scale(data), vector, f"{site.output.name}_bias")
+        c = integer_bias(patch, bias, patch.activation_scale(data), scales.reshape(-1), f"{site.output.name}_bias")
         _give(site, patch, after.outputs[0], patch.op("Gemm", a, b, c, hint=after.outputs[0].name))
         return
     stays_float = load_target(site.scheme.target).sums_stay_float and _alone(site.output, "Add") is not None

@@ -139,7 +139,7 @@ class Region:
             steps = self._leading_to(last)
             nodes = {step.node for step in steps}
             if nodes.isdisjoint(without) and any(node.op_type in REDUCTIONS for node in nodes):
-                readers = self._side_readers(last, nodes)
+                readers = self._side_readers(steps[:-1], nodes)
                 if readers is not None:
                     yield Exit(last.output, steps, readers)
 
@@ -152,10 +152,10 @@ class Region:
                 wanted.update(source for source in step.sources if isinstance(source, Value))
         return steps[::-1]
 
-    def _side_readers(self, last: RegionStep, cone: set[Node]) -> list[Node] | None:
-        """Return the Shape operators that read values behind the entry and before an exit; None if others do."""
+    def _side_readers(self, steps: Sequence[RegionStep], cone: set[Node]) -> list[Node] | None:
+        """Return the Shape operators that read what steps give, but for nodes of the cone; None if others read it."""
         shapes: list[Node] = []
-        for node in cone - {last.node}:
+        for node in (step.node for step in steps):
             for value in node.outputs:
                 if value is None or value not in self.traced or value.is_output:
                     return None
