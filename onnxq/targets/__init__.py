@@ -11,7 +11,7 @@ from copy import copy
 from functools import cache
 from typing import Any
 
-from onnxq.targets.grid import TIMES, LogGrid
+from onnxq.targets.grid import TIMES, LogGrid, exp2, log2
 from onnxq.targets.mixed import mixed
 from onnxq.targets.tables import read_target, table_name
 from onnxq.targets.timings import Kernel, Timings
@@ -232,13 +232,13 @@ class Costs:
         if name not in self._grids:
             self._grids[name] = LogGrid(self.table[name], TIMES)
         grid = self._grids[name]
-        place = [math.log2(max(size, 1)) for size in point]
+        place = [log2(max(size, 1)) for size in point]
         edge = [max(position, start) for position, start in zip(place, grid.starts, strict=True)]
         total = grid.at(place)
         if edge != place:
             within = map(min, total, grid.at(edge))
             total = list(map(max, within, grid.least))
-        return self.scale * 2.0 ** total[0], self.scale * 2.0 ** total[1]
+        return self.scale * exp2(total[0]), self.scale * exp2(total[1])
 
 
 def load_costs(target: str = DEFAULT) -> Costs:

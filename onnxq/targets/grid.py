@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -15,11 +16,37 @@ import numpy as np
 
 AXES = ("channels", "filters", "pixels", "rows", "inner", "columns", "batch", "hidden")  # of the tables, in this order
 TIMES = ("float", "integer")
+LN2, SERIES, TERMS = 0.6931471805599453, tuple(1 / k for k in range(21, 0, -2)), 16
 
 
 def grid_axes(table: Mapping[str, Any]) -> dict[str, list[int]]:
     """Return the sizes that a table goes over; {} for one that goes over none."""
     return {key: table[key] for key in AXES if key in table} if "float" in table else {}
+
+
+@lru_cache(maxsize=1 << 14)
+def log2(x: float) -> float:
+    """Return the logarithm of a positive number to base 2, by operations that every processor rounds alike.
+
+    Those of NumPy and of C libraries differ in their last bits from processor to processor, and a plan follows times.
+    """
+    mantissa, exponent = math.frexp(x)
+    if mantissa < math.sqrt(0.5):
+        mantissa, exponent = 2 * mantissa, exponent - 1
+    ratio = (mantissa - 1) / (mantissa + 1)
+    total, square = 0.0, ratio * ratio
+    for term in SERIES:  # of the inverse hyperbolic tangent
+        total = total * square + term
+    return exponent + 2 * ratio * total / LN2
+
+
+def exp2(x: float) -> float:
+    """Return a power of 2, by operations that every processor rounds alike."""
+    whole = round(x)
+    part, total = (x - whole) * LN2, 1.0
+    for term in range(TERMS, 0, -1):
+        total = 1 + part / term * total
+    return math.ldexp(total, whole)
 
 
 class LogGrid:
@@ -36,12 +63,11 @@ class LogGrid:
     """
 
     def __init__(self, table: Mapping[str, Any], columns: Sequence[str]) -> None:
-        axes = [np.log2(np.asarray(sizes, np.float64)) for sizes in grid_axes(table).values()]
-        times = np.stack([np.log2(np.asarray(table[key], np.float64).reshape(-1)) for key in columns], axis=-1)
-        self._axes: list[list[float]] = [axis.tolist() for axis in axes]
-        self._times: list[list[float]] = times.tolist()
+        self._axes = [list(map(log2, sizes)) for sizes in grid_axes(table).values()]
+        times = [map(log2, np.ravel(table[key]).tolist()) for key in columns]
+        self._times = list(zip(*times, strict=True))
         self.starts = [axis[0] for axis in self._axes]
-        self.least: list[float] = times.min(axis=0).tolist()
+        self.least = [min(column) for column in zip(*self._times, strict=True)]
 
     def at(self, place: Sequence[float]) -> list[float]:
         """Interpolate linearly between logarithms; outside the table its edges are continued."""
@@ -73,6 +99,5 @@ def resampled(table: Mapping[str, Any], axes: Mapping[str, list[int]]) -> dict[s
         return dict(table)
     columns = [key for key in TIMES if key in table]
     grid = LogGrid(table, columns)
-    points = product(*([math.log2(size) for size in sizes] for sizes in axes.values()))
-    found = 2.0 ** np.array([grid.at(point) for point in points])
-    return dict(table) | dict(axes) | {key: found[:, i].tolist() for i, key in enumerate(columns)}
+    points = [grid.at(point) for point in product(*(map(log2, sizes) for sizes in axes.values()))]
+    return dict(table) | dict(axes) | {key: [exp2(point[i]) for point in points] for i, key in enumerate(columns)}

@@ -5,12 +5,13 @@ Tests: `tests/targets/test_costs.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from onnxq.targets.grid import merged_axes, resampled
+from onnxq.targets.grid import exp2, log2, merged_axes, resampled
 
 UNIT = ("pointwise", "spatial", "matmul")  # whose float times are the unit of a family
 OTHER = (0.08, 0.02)  # of an operator that a table of elementwise operators leaves out: it moves values
@@ -44,11 +45,11 @@ def _section(parts: list[tuple[Mapping[str, Any], float]]) -> dict[str, Any]:
     keys = dict.fromkeys(key for table, _ in parts for key in table if key != "source" and key not in axes)
     made: dict[str, Any] = dict(axes)
     for key in keys:
-        values = np.array([table.get(key, OTHER) for table, _ in parts], np.float64)
-        made[key] = np.tensordot([weight for _, weight in parts], values, 1).tolist()
+        values = [weight * np.asarray(table.get(key, OTHER), np.float64) for table, weight in parts]
+        made[key] = sum(values[1:], values[0]).tolist()
     return made
 
 
 def _unit(table: Mapping[str, Any]) -> float:
-    floats = np.concatenate([np.asarray(table[name]["float"], np.float64) for name in UNIT])
-    return float(np.exp(np.log(floats).mean()))
+    floats = [log2(time) for name in UNIT for time in np.ravel(table[name]["float"]).tolist()]
+    return exp2(math.fsum(floats) / len(floats))

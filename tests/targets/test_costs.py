@@ -7,14 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from onnxq.targets import Costs, families_of, load_costs, load_mixes
-from onnxq.targets.grid import AXES, grid_axes, resampled
+from onnxq.targets.grid import AXES, exp2, grid_axes, log2, resampled
 from onnxq.targets.mixed import mixed
 from onnxq.targets.tables import read_target, stored_targets
 
 FAMILIES = [name for name in stored_targets() if "pointwise" in read_target(name)]
 GRIDS = ("pointwise", "spatial", "depthwise", "grouped", "matmul", "recurrent")
+LOGARITHMS = ["0x0.0p+0", "0x1.95c01a39fbd68p+0", "0x1.a934f0979a371p+1", "0x1.48a17937959fbp+3"]
+POWERS = ["0x1.0000000000000p+0", "0x1.3b2c47bff8329p+0", "0x1.ae89f995ad3aep-8", "0x1.9fdf8bcce533ap+12"]
 OTHERS = ("integer_conv", "borders", "rows", "elementwise", "clamps", "floats")
 
 
@@ -130,3 +134,14 @@ def test_float_multiplies_each_channel_of_a_depthwise_conv_of_one_axis(
 def test_a_depthwise_conv_of_one_axis_is_no_faster_than_one_of_two(name: str) -> None:
     one, two = (load_costs(name).conv(128, 128, 11, 400, 128, axes=axes) for axes in (1, 2))
     assert one[0] > 1.5 * two[0]
+
+
+@given(st.floats(1e-9, 1e12))
+def test_logarithms_and_powers_are_those_of_numpy_but_for_the_last_bits(number: float) -> None:
+    assert log2(number) == pytest.approx(float(np.log2(number)), rel=1e-15, abs=1e-15)
+    assert exp2(log2(number)) == pytest.approx(number, rel=1e-14)
+
+
+def test_logarithms_and_powers_are_the_same_bits_on_every_processor() -> None:
+    assert [log2(number).hex() for number in (1.0, 3.0, 10.0, 1234.5)] == LOGARITHMS
+    assert [exp2(number).hex() for number in (0.0, 0.3, -7.25, 12.7)] == POWERS
