@@ -81,7 +81,7 @@ def encoder(path: Path, batch: Any = "batch", length: Any = "length", width: int
 ENCODER_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
-def decoder(path: Path, width: int = 16) -> Path:
+def decoder(path: Path, width: int = 16, places: int = 64) -> Path:
     """One key and value cache that grows by concatenation, attention over it, and logits."""
     cache = ["batch", 1, "past", width]
     inputs = [
@@ -92,7 +92,13 @@ def decoder(path: Path, width: int = 16) -> Path:
         helper.make_tensor_value_info("past_key_values.0.value", TensorProto.FLOAT, cache),
     ]
     weights = _weights(
-        {"e": (VOCABULARY, width), "p": (64, width), "k": (width, width), "q": (width, width), "o": (width, VOCABULARY)}
+        {
+            "e": (VOCABULARY, width),
+            "p": (places, width),
+            "k": (width, width),
+            "q": (width, width),
+            "o": (width, VOCABULARY),
+        }
     )
     weights += [numpy_helper.from_array(np.array([1]), "one"), numpy_helper.from_array(np.array([1, 2]), "masked")]
     nodes = [
