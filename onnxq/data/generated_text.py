@@ -24,6 +24,7 @@ from onnxq.data.text.table_rows import table_rows
 from onnxq.errors import OnnxqError
 from onnxq.evaluator import wide_evaluator
 from onnxq.ir import Model, Value
+from onnxq.ir.shape_inference.cache_width import is_sliding_cache
 from onnxq.runtime.session import InMemory, InSegments, SessionError, open_session, run_session
 
 LENGTH, LONGEST = 64, 512  # of sequences where the model leaves it open, and that is tried otherwise
@@ -69,8 +70,8 @@ class TextInput:
             numbers = np.ones((batch, past + length)) if value.name == MASK else places
             made[value.name] = numbers.astype(_dtype(value))
         for value in self.caches:
-            heads, head = (int(size) for size in (value.shape or ())[1::2] if isinstance(size, int))
-            made[value.name] = np.zeros((batch, heads, past, head), FLOATS[value.dtype])
+            heads, rows, head = (past if isinstance(size, str | None) else size for size in (value.shape or ())[1:])
+            made[value.name] = np.zeros((batch, heads, rows, head), FLOATS[value.dtype])
         return made
 
     def logits_of(self, ids: np.ndarray, run: RunModel) -> np.ndarray:
@@ -108,11 +109,15 @@ def text_input(model: Model) -> TextInput | None:
 
 
 def _is_cache(value: Value) -> bool:
-    """Tell whether an input is of floats `[batch, heads, past, head]` for any past, and any batch or one of 1."""
+    """Tell whether an input is of floats `[batch, heads, past, head]` for any past, and any batch or one of 1.
+
+    A cache of the last tokens has a row for each of them.
+    """
     shape = value.shape
     if value.dtype not in FLOATS or shape is None or len(shape) != 4:
         return False
-    return _is_batch(shape[0]) and [isinstance(size, int) for size in shape[1:]] == [True, False, True]
+    known = [isinstance(size, int) for size in shape[1:]]
+    return _is_batch(shape[0]) and (known == [True, False, True] or (all(known) and is_sliding_cache(value)))
 
 
 def _is_batch(size: object) -> bool:

@@ -110,7 +110,7 @@ class Run:
         values = self.values
         if step.call is not None:
             bodies = {name: _Body(self, body) for name, body in step.bodies.items()}
-            inputs = [None if value is None else values[value] for value in step.node.inputs]
+            inputs = [None if value is None else values[value] for value in step.inputs]
             try:
                 with integer_arithmetic(self._arithmetic):
                     results = step.call(*inputs, **bodies)

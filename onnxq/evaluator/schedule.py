@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,14 @@ class Step:
     dead: list[Value] = field(default_factory=list)
     mapped: list[Tensor] = field(default_factory=list)
     fixed: bool = False
+
+    @cached_property
+    def inputs(self) -> list[Value | None]:
+        """The inputs of the node; absent ones at the end are as good as left out."""
+        given = list(self.node.inputs)
+        while given and given[-1] is None:
+            given.pop()
+        return given
 
     def release_weights(self) -> None:
         """Release the pages of a large model's weights that the node reads."""

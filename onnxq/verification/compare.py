@@ -32,11 +32,13 @@ from onnxq.verification.class_axes import RANK, outputs_of_places
 from onnxq.verification.error_stats import ANY_AXIS, Difference, open_axes
 from onnxq.verification.records import Comparison, Latency, OutputComparison, SampleError
 from onnxq.verification.replayed_detections import ReplayedDetections, replay_detections
+from onnxq.verification.sliding_caches import SlidingCaches
 
 __all__ = ["Comparison", "Latency", "OutputComparison", "check_wellformed", "compare"]
 
 
 CHECKED = Path("model.onnx")  # what the checker is shown of a model without a file
+CACHE_RANK = 4
 WORST_SAMPLES = 5  # that are named
 # Timing: pairs until the median is steady, and never much longer than this for a model that runs in milliseconds
 WARM_UPS, LEAST_PAIRS, MOST_PAIRS, TIMING_SECONDS = 3, 5, 500, 0.3
@@ -93,6 +95,8 @@ def compare(
     told = replay_detections(float_model, quantized)
     threes = [output.name for output in pair.reference.get_outputs() if len(output.shape or ()) == RANK]
     differences = _differences(pair.reference, told, outputs_of_places(float_model, threes))
+    caches = [output.name for output in pair.reference.get_outputs() if len(output.shape or ()) == CACHE_RANK]
+    sliding = SlidingCaches(float_model, caches)
     first: Sample | None = None
     worst: tuple[SampleError, ...] = ()
     ranges = CalibratedRanges() if getattr(samples, "made_up", False) else CalibratedRanges.of(quantized)
@@ -100,6 +104,7 @@ def compare(
     for count, feeds in enumerate(_counted(samples, progress)):
         first = feeds if first is None else first
         results = pair.run(feeds, count, _hint(samples))
+        sliding.clear(feeds, names, *results)
         pair.begin_beside(ranges.add, feeds)
         before = [(difference.signal, difference.noise, difference.broken) for difference in differences]
         for name, difference, expected, got in zip(names, differences, *results, strict=True):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import pytest
 from decoders import HEAD, KV_HEADS, genai_decoder
 from helpers import node
 
+from onnxq.data.generated_text import text_input
 from onnxq.data.validation import input_specs
 from onnxq.ir import infer_types, parse
 
@@ -53,3 +55,17 @@ def test_the_file_keeps_its_names():
     infer_types(model)
     written = onnx.ModelProto.FromString(model.serialize()).graph.input[-1].type.tensor_type.shape
     assert written.dim[3].dim_param == "kv_cache_dim"
+
+
+def test_a_cache_of_the_last_tokens_has_as_many_rows_as_the_window():
+    proto = opened(genai_decoder(1))
+    attention = next(each for each in proto.graph.node if each.op_type == "GroupQueryAttention")
+    next(each for each in attention.attribute if each.name == "local_window_size").i = 6
+    attention.attribute.append(onnx.helper.make_attribute("sliding_window_cache", 1))
+    model = parse(proto.SerializeToString())
+    infer_types(model)
+    found = text_input(model)
+    assert found is not None
+    feeds = found.feeds(np.zeros((2, 3), np.int64), 64)
+    assert [feeds[value.name].shape for value in found.caches] == [(2, KV_HEADS, 6, HEAD)] * 2
+    assert feeds["attention_mask"].shape == (2, 67)

@@ -12,6 +12,7 @@ from onnx import helper
 
 from onnxq import evaluate
 from onnxq.evaluator import Evaluator
+from onnxq.ops.kernels import onnxruntime_decoder
 
 FLOAT, INT8 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT8
 
@@ -123,6 +124,32 @@ def test_group_query_attention(past, batch, length, more, packed):
     close(both("GroupQueryAttention", inputs, 3, num_heads=heads, kv_num_heads=kv_heads, **more))
 
 
+@pytest.mark.parametrize(("window", "rows"), [(4, 4), (4, 7), (3, 16)])
+@pytest.mark.parametrize("steps", [(9,), (3, 1, 1, 1, 1, 1), (2, 6, 1), (5, 5, 5)])
+@pytest.mark.parametrize("kind", ["NONE", "PER_TENSOR"])
+def test_a_cache_of_the_last_tokens(window, rows, steps, kind):
+    heads, kv_heads, size = 4, 2, 16
+    coded = kind != "NONE"
+    caches = [np.zeros((1, kv_heads, rows, size), np.int8 if coded else np.float32)] * 2
+    scales = [np.array([0.02], np.float32)] * 2 if coded else []
+    tables = [make(floats(20, size // 2, seed=8)) for make in (np.cos, np.sin)]
+    kinds = {"k_quant_type": kind, "v_quant_type": kind, "kv_cache_bit_width": 8} if coded else {}
+    given = {"num_heads": heads, "kv_num_heads": kv_heads, "do_rotary": 1, "local_window_size": window, **kinds}
+    total = 0
+    for seed, length in enumerate(steps):
+        q = floats(1, length, heads * size, seed=seed)
+        k, v = (floats(1, length, kv_heads * size, seed=seed + 10 * which) for which in (1, 2))
+        total += length
+        lengths = np.array([total - 1], np.int32), np.array(total, np.int32)
+        inputs = [q, k, v, *caches, *lengths, *tables, *([None] * 3 + scales if coded else [])]
+        types = (FLOAT, INT8, INT8) if coded else 3
+        theirs, ours = both("GroupQueryAttention", inputs, types, sliding_window_cache=1, **given)
+        held = onnxruntime_decoder.held_rows(total, rows, window)
+        close((theirs[:1], ours[:1]))
+        close(([one[:, :, :held] for one in theirs[1:]], [one[:, :, :held] for one in ours[1:]]))
+        caches = theirs[1:]
+
+
 @pytest.mark.parametrize(("past", "batch", "length"), [(0, 2, 3), (5, 1, 3), (5, 2, 1)])
 @pytest.mark.parametrize("kind", ["PER_TENSOR", "PER_CHANNEL"])
 def test_group_query_attention_with_codes_in_its_cache(past, batch, length, kind):
@@ -168,3 +195,17 @@ def test_a_whole_decoder_of_the_builder(past):
         expected = ort.InferenceSession(model.SerializeToString()).run(None, sample)
         for found, wanted in zip(evaluate(model, sample).values(), expected, strict=True):
             np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_absent_inputs_at_the_end_are_as_good_as_left_out():
+    close(both("SkipSimplifiedLayerNormalization", [floats(2, 3, 8), floats(2, 3, 8), floats(8), None], epsilon=1e-5))
+    x, scale = floats(2, 3, 8), floats(8, seed=1)
+    model = helper.make_model(
+        helper.make_graph(
+            [helper.make_node("SimplifiedLayerNormalization", ["x", "scale", "", ""], ["y"], epsilon=1e-5)],
+            "g",
+            [helper.make_tensor_value_info(name, FLOAT, None) for name in ("x", "scale")],
+            [helper.make_tensor_value_info("y", FLOAT, None)],
+        )
+    )
+    assert evaluate(model, {"x": x, "scale": scale})["y"].shape == x.shape

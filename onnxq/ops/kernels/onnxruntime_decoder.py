@@ -134,39 +134,74 @@ def group_query_attention(
     k_quant_type: str = "NONE",
     v_quant_type: str = "NONE",
     kv_cache_bit_width: int = 0,
+    sliding_window_cache: int = 0,
     output_count: int = 1,
 ) -> Array | tuple[Array, ...]:
     """Let each query attend to the cache and to the tokens in front of it; queries share heads of keys and values.
 
     `seqlens_k` is the number of tokens of each sequence, this call's included, less one. Keys and values of a call
     without a past may be shorter than its queries: then what follows them is padding. With scales, a cache holds int8
-    codes, of this call's tokens as well.
+    codes, of this call's tokens as well. A sliding one has the last tokens alone, in order from its first row on.
     """
     scales = _cache_scales({k_quant_type, v_quant_type}, k_scale, v_scale, kv_cache_bit_width)
-    if key is None or value is None:
-        query, key, value = _split_packed(query, num_heads, kv_num_heads)
-    q, k, v = split_heads(query, num_heads), split_heads(key, kv_num_heads), split_heads(value, kv_num_heads)
+    parts = _split_packed(query, num_heads, kv_num_heads) if key is None or value is None else (query, key, value)
+    q, k, v = map(split_heads, parts, (num_heads, kv_num_heads, kv_num_heads))
     batch, length, total = len(q), q.shape[2], int(np.asarray(total_sequence_length).reshape(-1)[0])
-    known = np.asarray(seqlens_k).reshape(-1).astype(np.int64) + 1 - length
-    before = np.zeros(batch, np.int64) if length == total else known
+    counts = np.asarray(seqlens_k).reshape(-1).astype(np.int64) + 1
+    before = np.zeros(batch, np.int64) if length == total else counts - length
     if (before < 0).any():
         raise NotCovered("a sequence is shorter than what follows its cache", "Put the same length into the mask.")
     places = before[:, None] + np.arange(length)
     own = places if position_ids is None else position_ids
     if do_rotary:
         q, k = _rotated((q, k), cos_cache, sin_cache, own, interleaved=bool(rotary_interleaved))
-    room = total if past_key is None else max(total, past_key.shape[2])
+    rows = 0 if past_key is None else past_key.shape[2]
+    window = local_window_size if sliding_window_cache and rows else 0
+    pasts = [_unrolled(past, before, total, window) if past is not None else None for past in (past_key, past_value)]
+    room = total if window else max(total, rows)
     new = [_cache_codes(each, factor) for each, factor in zip((k, v), scales, strict=False)] or (k, v)
-    keys, values = (_cache(*each, places, before, room) for each in zip((past_key, past_value), new, strict=True))
-    seen = np.arange(room) <= places[..., None]
-    if local_window_size >= 0:
-        seen &= np.arange(room) > places[..., None] - local_window_size
+    keys, values = (_cache(*each, places, before, room) for each in zip(pasts, new, strict=True))
     meant = [each * factor.astype(q.dtype) for each, factor in zip((keys, values), scales, strict=False)]
     wide = [np.repeat(each, num_heads // kv_num_heads, axis=1) for each in meant or (keys, values)]
     logits = _logits(q, wide[0], scale, softcap, attention_bias)
-    attended = _attended(np.where(seen[:, None], logits, -np.inf), wide[1], head_sink)
-    result = join_heads(attended.astype(q.dtype, copy=False))
-    return (result, keys, values)[:output_count] if output_count > 1 else result
+    logits = np.where(_seen(places, room, local_window_size)[:, None], logits, -np.inf)
+    result = join_heads(_attended(logits, wide[1], head_sink).astype(q.dtype, copy=False))
+    both = (_rolled(each, counts, rows, window) for each in (keys, values))
+    return (result, *both)[:output_count] if output_count > 1 else result
+
+
+def _seen(places: Array, room: int, window: int) -> Array:
+    """Return whether each query may attend to each place, `[batch, length, room]`."""
+    seen = np.arange(room) <= places[..., None]
+    return np.asarray(seen if window < 0 else seen & (np.arange(room) > places[..., None] - window))
+
+
+def held_rows(count: int, rows: int, window: int) -> int:
+    """Return how many tokens a cache of so many rows holds behind `count`; it drops several at once."""
+    dropped = rows - window + 1
+    return count if count <= rows else count - dropped * -(-(count - rows) // dropped)
+
+
+def _unrolled(past: Array, before: Array, room: int, window: int) -> Array:
+    """Return a cache of the last tokens as one of all, zero where they are dropped; one of all as it is."""
+    if not window:
+        return past
+    result = np.zeros((*past.shape[:2], room, past.shape[3]), past.dtype)
+    for index, count in enumerate(before):
+        held = held_rows(int(count), past.shape[2], window)
+        result[index, :, count - held : count] = past[index, :, :held]
+    return result
+
+
+def _rolled(cache: Array, counts: Array, rows: int, window: int) -> Array:
+    """Return a cache of the last tokens from one of all, zero behind them; one of all as it is without a window."""
+    if not window:
+        return cache
+    result = np.zeros((*cache.shape[:2], rows, cache.shape[3]), cache.dtype)
+    for index, count in enumerate(counts):
+        held = held_rows(int(count), rows, window)
+        result[index, :, :held] = cache[index, :, count - held : count]
+    return result
 
 
 def _logits(q: Array, keys: Array, scale: float, softcap: float, bias: Array | None) -> Array:
