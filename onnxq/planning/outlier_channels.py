@@ -27,7 +27,7 @@ class OutlierClip(NamedTuple):
     bounds: Range
 
 
-def _sum_with_outliers(node: Node) -> Node | None:
+def sum_with_outliers(node: Node) -> Node | None:
     """Return the Add of outliers behind a product, or behind the bias of it."""
     result = node.outputs[0]
     while result is not None and (use := result.only_use) is not None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnxq.ir import Node, Patch, Value
-from onnxq.planning.outlier_channels import OutlierClip, Range, _sum_with_outliers
+from onnxq.planning.outlier_channels import OutlierClip, Range, sum_with_outliers
 
 CLIP_INPUTS_OPSET = 11  # from here on the bounds of Clip are inputs
 
@@ -91,7 +91,7 @@ def restore_unclipped(read: Value, clipped: OutlierClip, whole: Sequence[Node], 
     assert source is not None
     patch = Patch(read.graph, maker, f"remove the clip of '{source.name}'")
     for node in whole:
-        found = _sum_with_outliers(node)
+        found = sum_with_outliers(node)
         if found is not None:
             alone, complete = found.inputs[0], found.outputs[0]
             assert alone is not None

@@ -27,6 +27,13 @@ class BlockCodes:
     zeros: np.ndarray
 
     @classmethod
+    def symmetric(cls, codes: np.ndarray, scales: np.ndarray, bits: int) -> BlockCodes:
+        """Return signed codes of so many bits as unsigned ones, with zero points in the middle."""
+        middle = 1 << (bits - 1)
+        unsigned = (codes.astype(np.int16) + middle).astype(np.uint8)
+        return cls(unsigned, scales, np.full(scales.shape, middle, np.uint8))
+
+    @classmethod
     def joined(cls, parts: Sequence[BlockCodes], axis: int) -> BlockCodes:
         """Return the codes of several parts of a weight, one behind the other along an axis."""
         if len(parts) == 1:

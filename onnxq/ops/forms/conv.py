@@ -17,6 +17,7 @@ from onnxq.ops.forms.family import (
     stored_form,
 )
 from onnxq.ops.forms.per_row_conv import plan_row_conv, rewrite_row_conv
+from onnxq.ops.forms.per_row_scales import widening_weight
 
 # onnxruntime quantizes the bias of a ConvTranspose between pairs when it loads a model, of whatever domain these are.
 # It does so with Round, and a DequantizeLinear of ai.onnx that has the weight's scales
@@ -116,9 +117,7 @@ def rewrite_dynamic_conv(site: NodeView, patch: Rewriter) -> None:
     rank = len(site.weight(1).shape)
     codes, scales = patch.codes(weight, reduce=_other_axes(site, 0), scheme=site.scheme)
     x, x_scale, x_zero = patch.dynamic(site.value(0))
-    shifted = (codes.astype(np.int16) + 128).astype(np.uint8)
-    w = patch.constant(shifted, f"{weight.name}_quantized", beside=weight)
-    w_zero = patch.constant(np.array(128, np.uint8), f"{weight.name}_zero_point", beside=weight)
+    w, w_zero = widening_weight(patch, codes, weight)
     w_scale = patch.constant(scales.reshape(_per_channel(scales, rank)), f"{weight.name}_scale", beside=weight)
     geometry = {key: site.node.attribute(key) for key in GEOMETRY if site.node.attribute(key) is not None}
     total = patch.op("ConvInteger", x, w, x_zero, w_zero, hint=f"{name}_int32", **geometry)

@@ -21,7 +21,7 @@ from onnxq.ops.forms.family import (
     register_plan,
     register_rewrite,
 )
-from onnxq.ops.forms.per_row_scales import ranked
+from onnxq.ops.forms.per_row_scales import ranked, widening_weight
 
 
 @register_plan("MatMul", when="dynamic-int8")
@@ -116,8 +116,7 @@ def multiply_codes(
         total = patch.op("MatMulInteger", x, w, x_zero, hint=f"{name}_int32")
     else:
         # int8 × uint8 takes eight times as long, and onnxruntime has no kernel for what it fuses it into.
-        w = patch.constant((codes.astype(np.int16) + 128).astype(np.uint8), f"{weight.name}_quantized", beside=weight)
-        w_zero = patch.constant(np.array(128, np.uint8), f"{weight.name}_zero_point", beside=weight)
+        w, w_zero = widening_weight(patch, codes, weight)
         total = patch.op("MatMulInteger", w, x, w_zero, x_zero, hint=f"{name}_int32")
     total = patch.op("Cast", total, to=int(TensorProto.FLOAT), hint=f"{name}_cast")
     if slot == 0 and scales.size > 1:

@@ -12,7 +12,7 @@ import numpy as np
 
 from onnxq.ir import Value
 from onnxq.ir.graph import MICROSOFT
-from onnxq.ops.forms.block_codes import pack_bits
+from onnxq.ops.forms.block_codes import BlockCodes, pack_bits
 from onnxq.ops.forms.family import (
     NodeView,
     NotQuantizable,
@@ -77,14 +77,12 @@ def _scheme(site: NodeView) -> Scheme:
 
 def _block_arrays(patch: Rewriter, weight: Value, scheme: Scheme) -> dict[str, np.ndarray]:
     """Return codes, scales and zero points of all experts `[experts, outputs, …]`, packed along the last axis."""
+    bits = scheme.weight_bits
     if scheme.zero_points:
         blocks = patch.block_codes(weight, reduce=(2,), scheme=scheme)
-        return {
-            "quantized": pack_bits(blocks.codes, scheme.weight_bits),
-            "scale": np.ascontiguousarray(blocks.scales),
-            "zero_point": pack_bits(blocks.zeros, scheme.weight_bits),
-        }
-    codes, scales = patch.codes(weight, reduce=(2,), scheme=scheme, block_size=scheme.block_size)
-    middle = 1 << (scheme.weight_bits - 1)
-    unsigned = (codes.astype(np.int16) + middle).astype(np.uint8)
-    return {"quantized": pack_bits(unsigned, scheme.weight_bits), "scale": np.ascontiguousarray(scales)}
+    else:
+        blocks = BlockCodes.symmetric(
+            *patch.codes(weight, reduce=(2,), scheme=scheme, block_size=scheme.block_size), bits
+        )
+    arrays = {"quantized": pack_bits(blocks.codes, bits), "scale": np.ascontiguousarray(blocks.scales)}
+    return arrays | ({"zero_point": pack_bits(blocks.zeros, bits)} if scheme.zero_points else {})

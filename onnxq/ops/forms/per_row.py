@@ -22,7 +22,7 @@ from onnx import TensorProto
 from onnxq.ir import Patch, Value
 from onnxq.ir.operator_traits import is_nonnegative
 from onnxq.ops.forms.family import NodeView, NotQuantizable, QuantizedForm, Rewriter
-from onnxq.ops.forms.per_row_scales import ranked, unfolded
+from onnxq.ops.forms.per_row_scales import ranked, unfolded, widening_weight
 
 SENTENCE = "a scale for every row, computed at run time, and MatMulInteger"
 OPSET = 11  # as MatMulInteger and the nodes that quantize its input
@@ -180,8 +180,7 @@ def row_product(
         w = patch.constant(codes, f"{weight.name}_quantized", beside=weight)
         inputs = [x, w] if rows.zero is None else [x, w, rows.zero]
     else:  # int8 × uint8 takes eight times as long
-        w = patch.constant((codes.astype(np.int16) + 128).astype(np.uint8), f"{weight.name}_quantized", beside=weight)
-        w_zero = patch.constant(np.array(128, np.uint8), f"{weight.name}_zero_point", beside=weight)
+        w, w_zero = widening_weight(patch, codes, weight)
         inputs = [w, x, w_zero] if rows.zero is None else [w, x, w_zero, rows.zero]
     fused = slot == 1 and codes.ndim == 2
     return scaled(patch, patch.op("MatMulInteger", *inputs, hint=f"{name}_int32"), scale, maxima, name, fused=fused)

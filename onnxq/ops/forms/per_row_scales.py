@@ -1,4 +1,4 @@
-"""Scales in the forms that onnxruntime's integer products know.
+"""Scales and weights in the forms that onnxruntime's integer products know.
 
 Tests: `tests/ops/test_per_row.py`.
 """
@@ -16,6 +16,13 @@ def ranked(scales: np.ndarray, slot: int) -> np.ndarray:
     if scales.size == 1:
         return scales.reshape(())
     return scales.reshape(-1) if slot == 1 and scales.ndim == 2 else scales
+
+
+def widening_weight(patch: Rewriter, codes: np.ndarray, weight: Value) -> tuple[Value, Value]:
+    """Store int8 codes of a weight as uint8, which no kernel multiplies in 16 bits; gives them and their zero point."""
+    shifted = (codes.astype(np.int16) + 128).astype(np.uint8)
+    stored = patch.constant(shifted, f"{weight.name}_quantized", beside=weight)
+    return stored, patch.constant(np.array(128, np.uint8), f"{weight.name}_zero_point", beside=weight)
 
 
 def unfolded(patch: Rewriter, scale: Value, hint: str) -> Value:

@@ -126,11 +126,7 @@ def _unsigned(patch: Rewriter, weight: Value, axis: int, scheme: Scheme, *, nega
     codes, scales = patch.codes(weight, reduce=(axis,), scheme=scheme, block_size=scheme.block_size)
     if axis == 0:
         codes, scales = codes.T, scales.T
-    codes = -codes if negative else codes
-    middle = 1 << (scheme.weight_bits - 1)
-    return BlockCodes(
-        (codes.astype(np.int16) + middle).astype(np.uint8), scales, np.full(scales.shape, middle, np.uint8)
-    )
+    return BlockCodes.symmetric(-codes if negative else codes, scales, scheme.weight_bits)
 
 
 def pack(blocks: BlockCodes, scheme: Scheme) -> np.ndarray:
