@@ -166,8 +166,12 @@ def did_you_mean(word: str, candidates: Iterable[str], *, most: int = 1, cutoff:
 
 def shell_path(path: str | PathLike[str]) -> str:
     """Spell a path for a shell, so that a command with it can be pasted; one that begins with a dash is no option."""
-    text = str(path)
-    return shlex.quote(f"./{text}" if text.startswith("-") else text)
+    return shlex.quote(no_option(str(path)))
+
+
+def no_option(path: str) -> str:
+    """Spell a path that begins with a dash so that no command takes it for an option."""
+    return f"./{path}" if path.startswith("-") else path
 
 
 def shell_hint(path: str) -> str:

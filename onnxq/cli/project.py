@@ -111,7 +111,7 @@ def open_project(config: Path | None, files: Sequence[Path] = ()) -> Project:
     if path is None:
         raise ProjectError(
             f"{'' if files else 'no model is given, and '}there is no {FILE} in this folder or above it",
-            f"{'Leave out --project' if files else 'Give a MODEL'}. {how_to_start()}",
+            f"{how_to_start()} Without a project, leave out --project." if files else f"Give a MODEL. {how_to_start()}",
         )
     return load_project(path)
 

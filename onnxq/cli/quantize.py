@@ -27,7 +27,7 @@ from onnxq.cli.options import (
     use_runtime,
 )
 from onnxq.pipeline.options import QuantizeOptions
-from onnxq.text import shell_path
+from onnxq.text import no_option, shell_path
 
 Model = Annotated[
     Path | None,
@@ -126,7 +126,7 @@ def command_line(context: typer.Context) -> str:
         value = context.params[one.name]
         values = value if isinstance(value, list | tuple) else [value]
         if one.param_type_name == "argument":
-            words += [f"./{word}" if word.startswith("-") else word for word in map(_spelled, values)]
+            words += [no_option(_spelled(each)) for each in values]
         elif getattr(one, "is_flag", False):
             words += [max(one.opts, key=len)] if value else [max(one.secondary_opts, key=len)]
         else:

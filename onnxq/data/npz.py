@@ -28,7 +28,7 @@ from typing import IO, Any
 import numpy as np
 
 from onnxq.data.reading import Preparation
-from onnxq.data.unread.formats import begins_like, is_array_file
+from onnxq.data.unread.formats import begins_like, is_array_file, remedy_for
 from onnxq.data.validation import InputSpec, check_names, check_shape, is_label, refuse_text, to_array
 from onnxq.errors import DataError
 from onnxq.ir.storage.lfs import POINTER, pointer_error
@@ -217,12 +217,15 @@ def unreadable(label: str, error: BaseException) -> DataError:
         return DataError(f"{label} is a {other} file by what is in it", f"Name it {Path(label).with_suffix(other)}.")
     found = begins_like(Path(label))
     if found and not (label.endswith(".npy") and ".npy" in found):
-        return DataError(f"{label} cannot be read: {found}", SAVE_AGAIN)
+        return DataError(f"{label} cannot be read: {found}", remedy_for(Path(label)) or SAVE_AGAIN)
     reason = (str(error) or type(error).__name__).splitlines()[0]
     if reason.startswith("the magic string is not correct"):
         reason = "an array in it does not begin like one"
     if reason.startswith(("EOF: reading ", "mmap length is greater than")):  # words of NumPy, and of Python
         reason = "its end is missing"
+    if reason.startswith("Bad CRC-32 for file "):
+        member = reason.removeprefix("Bad CRC-32 for file ").strip("'").removesuffix(".npy")
+        reason = f"it is damaged: the bytes of its array '{member}' are not those that were written"
     return DataError(f"{label} cannot be read: {reason}", SAVE_AGAIN)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from onnxq.data.unread.formats import WEB_PAGE, is_web_page
 from onnxq.errors import DataError
 from onnxq.ir.storage.lfs import pointer_error
 
@@ -17,7 +18,7 @@ def read_text(path: Path) -> str:
     """Read a text file in UTF-8.
 
     Raises:
-        DataError: It cannot be read, is no text, or is a pointer of git-lfs.
+        DataError: It cannot be read, is no text, or is a web page or a pointer of git-lfs.
 
     """
     try:
@@ -27,6 +28,8 @@ def read_text(path: Path) -> str:
     pointer = pointer_error(raw[:512], str(path), DataError, "data")
     if pointer is not None:
         raise pointer
+    if is_web_page(raw[:512]):
+        raise DataError(f"{path} is a web page, whatever its name says", WEB_PAGE.hint)
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

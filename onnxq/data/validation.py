@@ -231,10 +231,13 @@ def to_array(given: Any, what: str) -> np.ndarray:
     """Return what NumPy makes of an array of any library.
 
     Raises:
-        DataError: It does not let NumPy: a tensor of PyTorch that is trained, or that is not in memory.
+        DataError: It does not let NumPy: a tensor of PyTorch that is trained, or that is not in memory. Or a part of
+            it is masked: no model of onnxruntime knows of masks.
         ValueError: It is a list of rows of different lengths.
 
     """
+    if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(given):
+        raise DataError(f"{what} is a masked array, whose mask would be lost", "Fill it as in use: array.filled(0).")
     try:
         return np.asarray(given)
     except (RuntimeError, TypeError) as error:

@@ -43,7 +43,8 @@ def prepare_conversion(model: Model, minimum: int) -> None:
         if node.op_type == "GroupNormalization" and model.opset < GROUP_NORM_OPSET <= minimum:
             raise ValueError(f"GroupNormalization changes its meaning on the way (node {node.label})")
         if node.op_type == "Dropout" and model.opset < DROPOUT_OPSET <= minimum and _is_read(node.outputs[1:]):
-            raise ValueError(f"the mask of a Dropout changes its meaning on the way (node {node.label})")
+            said = "onnxruntime fills it with zeros before opset 12, and with ones from there on"
+            raise ValueError(f"the model uses the mask of the Dropout node {node.label}, and {said}")
         if node.op_type == "Pad" and model.opset < PAD_OF_CODES <= minimum:
             _drop_idle_value(node)
         if node.op_type == "Hardmax" and model.opset < HARDMAX_OPSET <= minimum:

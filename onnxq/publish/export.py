@@ -16,6 +16,7 @@ from typing import Any
 from onnxq.data.reading import PLAIN, Reading
 from onnxq.errors import NothingToQuantize, OutputError
 from onnxq.ir import Model, load, save
+from onnxq.ir.storage.files import data_path, weights_of
 from onnxq.ir.storage.scratch_file import scratch_folder
 from onnxq.ir.stored_tensor import StoredTensor
 from onnxq.pipeline.quantize import quantize
@@ -162,6 +163,9 @@ def _move(hidden: Path, folder: Path) -> None:
         for path in sorted(files, key=lambda path: path.suffix == ".onnx"):
             place = folder / path.relative_to(hidden)
             place.parent.mkdir(parents=True, exist_ok=True)
+            left = [] if data_path(path).exists() else weights_of(place)
             path.replace(place)
+            for weights in left:
+                weights.unlink(missing_ok=True)
     except OSError as error:
         raise OutputError(f"{folder} cannot be written ({error.strerror})", "Choose another folder.") from error

@@ -203,7 +203,7 @@ def test_another_project_file(cli, project: Path) -> None:
         (
             "verify --project x.onnx",
             "there is no onnxq.toml in this folder or above it",
-            "Leave out --project. ",
+            "Without a project, leave out --project.",
         ),
         ("check", "there is no onnxq.toml in this folder or above it", START),
         ("check gone.onnx", "gone.onnx does not exist", "Check the path of the model."),

@@ -468,6 +468,16 @@ def test_what_gives_no_array_is_told_how_a_tensor_becomes_one():
         assert "tensor.detach().cpu().numpy()" in caught.value.hint
 
 
+def test_a_mask_of_numpy_is_not_lost_without_a_word():
+    specs = [InputSpec("x", TensorProto.FLOAT, (None, None))]
+    values = np.arange(4, dtype=np.float32).reshape(2, 2)
+    for odd in ([{"x": np.ma.masked_greater(values, 2)}], {"x": np.ma.masked_greater(values, 2)}):
+        with pytest.raises(DataError, match="is a masked array, whose mask would be lost") as caught:
+            list(wrap_samples(odd, specs))
+        assert "array.filled(0)" in caught.value.hint
+    assert len(list(wrap_samples([{"x": np.ma.masked_greater(values, 9)}], specs))) == 1
+
+
 def test_a_sample_whose_rows_differ_in_length_is_refused():
     specs = [InputSpec("x", TensorProto.FLOAT, (None, None))]
     with pytest.raises(DataError, match=r"input 'x' in samples\[0\] is a list of rows of different lengths"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +35,22 @@ def test_objects_give_text_labels_and_scores(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.numbers["label"], np.array([1, 0]), strict=True)
     np.testing.assert_array_equal(found.numbers["score"], np.array([0.5, 2.0]), strict=True)
     assert found.words == {"name": ("yes", "no")}
+
+
+@pytest.mark.parametrize("text", ['[\n{"text": "a"}]', '[{"text": "a"}, {"text": "b"}]'])
+def test_one_list_of_json_is_told_from_lines(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a b.jsonl").write_text(text)
+    with pytest.raises(DataError, match="is one list of JSON, not lines") as caught:
+        read_sentences(Path("a b.jsonl"))
+    line = caught.value.hint.removeprefix("Write an object in each line: ").partition(", and give")[0]
+    subprocess.run(["bash", "-c", line.replace("python ", f"{sys.executable} ", 1)], check=True)
+    assert read_sentences(Path("lines.jsonl")).rows[0] == ("a",)
+
+
+def test_a_web_page_is_no_sentence(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is a web page"):
+        read_sentences(saved(tmp_path, "s.txt", "<!doctype HTML>\n<p>not found\n"))
 
 
 def test_tables_give_pairs_and_several_texts(tmp_path: Path) -> None:

@@ -52,6 +52,9 @@ def refused(source: str, inputs: list[InputSpec], reading: Reading = PLAIN) -> s
         ("a.tfrecord", b"\0", "a TFRecord file", "TFRecordDataset('a.tfrecord')"),
         ("a.bin", b"\0\1", "a file of bytes without a shape", "('a.bin', 'float32').reshape(-1, 3, 8, 8)"),
         ("a.json", b"[1]", "a JSON file", "numpy.array(json.load(open('a.json')))"),
+        ("a.jsonl", b"[[1, 2], [3, 4]]", "a list of JSON", "numpy.array([one for one in json.load(open('a.jsonl'))])"),
+        ("a.jsonl", b'[\n{"x": [1]}]', "a list of JSON", "numpy.array([one['x'] for one in json.load("),
+        ("a.wav", b"<!DOCTYPE html>", "a web page", "Download the file itself"),
         ("a.mp4", b"\0", "a video", "ffmpeg"),
         ("a.tif", b"II*\0", "a picture of another kind", "Convert it to .jpg or .png."),
         ("a.mp3", b"ID3", "a recording of another kind", "Convert it to .wav or .flac."),
@@ -230,7 +233,7 @@ def test_arrays_of_numpy_by_another_name_and_a_damaged_archive(tmp_path: Path) -
     for name, said in {
         "a.npy": "is a .npz file by what is in it",
         "b.npz": "is a .npy file by what is in it",
-        "c.npz": "Bad CRC-32 for file 'x.npy'",
+        "c.npz": "it is damaged: the bytes of its array 'x' are not those that were written",
         "e.npz": "its end is missing",
     }.items():
         with pytest.raises(DataError, match=re.escape(said)):
@@ -241,13 +244,15 @@ def test_arrays_of_numpy_by_another_name_and_a_damaged_archive(tmp_path: Path) -
     ("name", "content", "said"),
     [
         ("a.npz", b"nonsense", "a.npz cannot be read: an array in it does not begin like one"),
+        ("p.npz", b"\n<html><body>", "p.npz cannot be read: it begins like a web page | Download the file itself"),
+        ("g.npz", b"\x1f\x8b\x08", "it begins like a gzip archive | Unpack it: mv g.npz g.npz.gz && gunzip g.npz.gz."),
         ("v.npy", b"\x93NUMPY\x03\x00" + bytes(99), "its .npy format version is 3.0"),
     ],
 )
 def test_a_damaged_array_is_named_in_plain_words(name: str, content: bytes, said: str) -> None:
     with zipfile.ZipFile("a.npz", "w") as archive:
         archive.writestr("x.npy", content)
-    if name == "v.npy":
+    if name != "a.npz":
         Path(name).write_bytes(content)
     assert said in refused(name, PICTURES)
 

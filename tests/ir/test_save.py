@@ -67,6 +67,16 @@ def test_embedded_external_embedded(embedded, tmp_path):
     onnx.checker.check_model(str(out), full_check=True)
 
 
+def test_weights_of_a_replaced_model_go_with_it_and_other_files_stay(embedded, tmp_path):
+    out = tmp_path / "out.onnx"
+    save(load(embedded), out, external_data=True)
+    save(load(embedded), out, force=True)
+    assert not (tmp_path / "out.onnx.data").exists()
+    (tmp_path / "out.onnx.data").write_bytes(b"of nobody")
+    save(load(embedded), out, force=True)
+    assert (tmp_path / "out.onnx.data").read_bytes() == b"of nobody"
+
+
 def test_offsets_are_aligned_to_pages(tmp_path):
     odd = np.arange(1001, dtype=np.float32)
     proto = text_model("g (float[1001] x) => (float[1001] y) { a = Add(x, w) y = Add(a, v) }", {"w": odd, "v": odd + 1})

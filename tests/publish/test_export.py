@@ -13,6 +13,7 @@ import pytest
 from helpers import build, floats, node
 
 from onnxq.errors import NothingToQuantize, OutputError, RecipeError
+from onnxq.ir import load, save
 from onnxq.ir.storage import files as storage
 from onnxq.publish.conventions import CONVENTIONS
 from onnxq.publish.export import CARD, export
@@ -150,7 +151,9 @@ def test_files_that_exist_are_not_replaced_unasked(here: Path) -> None:
     with pytest.raises(OutputError, match=r"m\.onnx already exists"):
         export("m.onnx", "sherpa", "out")
     assert (here / "out/m.int8.onnx").read_bytes() == b"mine"
+    save(load("m.onnx"), "out/m.onnx", force=True, external_data=True)
     export("m.onnx", "sherpa", "out", force=True)
+    assert not Path("out/m.onnx.data").exists()
     assert (here / "out/m.int8.onnx").read_bytes() != b"mine"
     with pytest.raises(OutputError, match="would be replaced by itself"):
         export("m.onnx", "sherpa", ".", force=True)

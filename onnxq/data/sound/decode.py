@@ -14,6 +14,7 @@ import numpy as np
 
 from onnxq.data.extras import need
 from onnxq.data.sound.resampling import Resampler
+from onnxq.data.unread.formats import WEB_PAGE, is_web_page
 from onnxq.errors import DataError
 from onnxq.ir.storage.lfs import pointer_error
 from onnxq.text import counted
@@ -129,6 +130,8 @@ def _broken(path: Path, start: bytes, error: Exception) -> DataError:
         return pointer
     if not start:
         return DataError(f"{path} is empty", "Remove it.")
+    if is_web_page(start):
+        return DataError(f"{path} is a web page, whatever its name says", WEB_PAGE.hint)
     kind = next((name for sign, name in SIGNS.items() if start.startswith(sign)), None)
     if kind is not None:
         return DataError(f"{path} is {kind}, whatever its name says", "Convert it to .wav or .flac.")

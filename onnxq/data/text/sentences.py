@@ -14,7 +14,7 @@ import numpy as np
 
 from onnxq.data.text_file import read_lines, read_text
 from onnxq.errors import DataError
-from onnxq.text import counted, did_you_mean, join_words
+from onnxq.text import counted, did_you_mean, join_words, shell_path
 
 TABLES, OTHER = {".csv": ",", ".tsv": "\t"}, ";"
 USUAL = ("text", "sentence", "content", "question", "query", "prompt", "input", "document", "review", "body")
@@ -83,11 +83,21 @@ def _objects(path: Path) -> Iterator[Record]:
         try:
             found = json.loads(line)
         except (ValueError, RecursionError) as error:
+            if line.strip() == "[":
+                raise _whole_list(path) from error
             raise DataError(f"{where} is not JSON: {error}", "Write an object in each line.") from error
+        if isinstance(found, list) and found and isinstance(found[0], dict):
+            raise _whole_list(path)
         if not isinstance(found, dict):
             kind = "a list" if isinstance(found, list) else f"'{str(found)[:20]}'"
             raise DataError(f"{where} is {kind}, not an object", 'Write {"text": "…"} in each line.')
         yield number, found
+
+
+def _whole_list(path: Path) -> DataError:
+    code = "import json, sys; [print(json.dumps(one)) for one in json.load(sys.stdin)]"
+    hint = f'Write an object in each line: python -c "{code}" < {shell_path(path)} > lines.jsonl, and give that.'
+    return DataError(f"{path} is one list of JSON, not lines with an object each", hint)
 
 
 def _table(path: Path) -> Iterator[Record]:

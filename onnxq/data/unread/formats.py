@@ -16,7 +16,7 @@ from pathlib import Path
 
 from onnxq.data.beside import PICTURE_SUFFIXES, SOUND_SUFFIXES
 from onnxq.data.validation import InputSpec
-from onnxq.text import counted
+from onnxq.text import counted, shell_path
 
 START = 512  # bytes of a file that are looked at
 TAR_MARK = 257  # where a tar archive says that it is one
@@ -47,6 +47,7 @@ FRAMES = "Save its frames as pictures: `ffmpeg -i FILE frames/%05d.png`, and giv
 PICTURE, SOUND = "Convert it to .jpg or .png.", "Convert it to .wav or .flac."
 TORCH = UnreadFormat("a file of PyTorch", "torch.load({}).numpy()")
 ZIP, TAR = UnreadFormat("a ZIP archive", hint=UNPACK), UnreadFormat("a tar archive", hint=UNPACK)
+WEB_PAGE = UnreadFormat("a web page", hint="Download the file itself: its link gave a page, perhaps for signing in.")
 STATS = UnreadFormat("a file of statistics", hint="Give what `onnxq calibrate` wrote with --stats.")
 BY_SUFFIX = {
     **dict.fromkeys((".pt", ".pth", ".ckpt"), TORCH),
@@ -110,6 +111,8 @@ def unread_format(path: Path, inputs: Sequence[InputSpec], *, text: bool) -> Unr
     suffix, start = path.suffix.lower(), _start(path)
     if suffix in BY_SUFFIX:
         return _for_text(BY_SUFFIX[suffix], path) if text else BY_SUFFIX[suffix]
+    if is_web_page(start):
+        return WEB_PAGE
     if suffix in (*PICTURE_SUFFIXES, *SOUND_SUFFIXES):
         return None
     if suffix == ".stats":
@@ -144,13 +147,15 @@ def _for_text(found: UnreadFormat, path: Path) -> UnreadFormat:
 
 
 def _lines_of_json(path: Path, inputs: Sequence[InputSpec]) -> UnreadFormat | None:
-    """Describe lines of JSON that hold arrays; None where the first one holds something else."""
+    """Describe lines of JSON that hold arrays, or a list of them; None where the first one holds something else."""
     try:
         with path.open(encoding="utf-8-sig") as file:
-            first = json.loads(next(file, ""))
+            line = next(file, "")
+            first = json.loads(line + file.read() if line.strip() == "[" else line)
+            whole = isinstance(first, list) and bool(first) and isinstance(first[0], list | dict) and not next(file, "")
     except (OSError, ValueError, RecursionError):
         return None
-    part = ""
+    part, first = "", first[0] if whole else first
     if isinstance(first, dict):
         names = [name for name, value in first.items() if isinstance(value, list)]
         name = next((spec.name for spec in inputs if spec.name in names), names[0] if names else None)
@@ -159,6 +164,8 @@ def _lines_of_json(path: Path, inputs: Sequence[InputSpec]) -> UnreadFormat | No
         first, part = first[name], f"[{name!r}]"
     if not isinstance(first, list):
         return None
+    if whole:
+        return UnreadFormat("a list of JSON", f"numpy.array([one{part} for one in json.load(open({{}}))])")
     return UnreadFormat("lines of JSON", f"numpy.array([json.loads(line){part} for line in open({{}})])")
 
 
@@ -177,10 +184,26 @@ def begins_like(path: Path) -> str:
     found = next((kind for mark, kind in BY_BYTES if start.startswith(mark)), None)
     if found is not None:
         return f"it begins like {found.what.removesuffix(' with another ending')}"
-    head = start.lstrip()[:15].lower()
-    if head.startswith((b"<!doctype", b"<html")):
+    if is_web_page(start):
         return "it begins like a web page"
     return "it begins like text" if start and _is_text(start) else ""
+
+
+def remedy_for(path: Path) -> str:
+    """Say what to do about a file whose content is of another kind than its name; empty where nothing tells it."""
+    start = _start(path)
+    if start.startswith(b"PK\x03\x04"):
+        return ""
+    if is_web_page(start):
+        return WEB_PAGE.hint
+    if start.startswith(b"\x1f\x8b"):
+        return f"Unpack it: mv {shell_path(path)} {shell_path(f'{path}.gz')} && gunzip {shell_path(f'{path}.gz')}."
+    return next((kind.hint for mark, kind in BY_BYTES if start.startswith(mark)), "")
+
+
+def is_web_page(start: bytes) -> bool:
+    """Whether a file begins as pages of the web do."""
+    return start.lstrip()[:15].lower().startswith((b"<!doctype html", b"<html"))
 
 
 def pictures_without_ending(files: Sequence[Path]) -> str:

@@ -22,6 +22,7 @@ from onnxq.ir.stored_tensor import StoredTensor
 from onnxq.ir.wire import Chunk, Pending, length
 
 PROTOBUF_LIMIT = (1 << 31) - (1 << 20)  # protobuf parsers stop at 2 GiB; 1 MiB is left for what readers add
+LARGEST_GRAPH = 1 << 28  # bytes of a model whose weights are elsewhere, more than any graph takes
 EXTERNAL_ALIGNMENT = 4096  # a page, so that runtimes can map a weight
 EXTERNAL_MINIMUM = 1024  # smaller constants stay in the model, where shape inference can see them
 
@@ -68,12 +69,37 @@ def save(
         chunks = [encoded] if encoded is not None else model.chunks(verbatim=not model.has_external_data)
         if length(chunks) >= PROTOBUF_LIMIT:
             return _save_external(model, path, force=force)
+        left = weights_of(path)
         write_together({path: chunks})
+        for weights in left:
+            weights.unlink(missing_ok=True)
     except OSError as error:
         raise OutputError(
             f"{path} cannot be written ({error.strerror})", "Choose another place with --output."
         ) from error
     return [path]
+
+
+def weights_of(path: Path) -> list[Path]:
+    """Find the file `PATH.data` that belongs to a model alone, and is of no use once another one replaces it.
+
+    Args:
+        path: A model, or anything else, or nothing.
+
+    Returns:
+        The file, or nothing where there is none or the model does not name it.
+
+    """
+    weights = data_path(path)
+    if not (path.is_file() and weights.is_file()) or path.stat().st_size > LARGEST_GRAPH:
+        return []
+    return [weights] if length_delimited(weights.name) in path.read_bytes() else []
+
+
+def length_delimited(text: str) -> bytes:
+    """Encode a short string as protobuf has it behind its tag: the length and UTF-8."""
+    raw = text.encode("utf-8", "surrogateescape")
+    return bytes([len(raw)]) + raw if len(raw) < 128 else raw
 
 
 def needs_external_data(model: Model) -> bool:
