@@ -203,7 +203,7 @@ class QuantizingPatch(Patch):
         name = "" if self.anchor is None else self.anchor.display_name
         coded = weights.codes(weight, coding, minimum, self._label, name)
         node = self.anchor if scheme.reduce_range else None
-        if node is not None and weight in node.inputs[1:2] and could_saturate(node, coded[0], scheme):
+        if node is not None and weight in node.inputs[1:3] and could_saturate(node, coded[0], scheme):
             return weights.reduce(weight, coding, minimum, self._label, name)
         return coded
 

@@ -1,7 +1,6 @@
-"""Operator families: one file a family, with its kernels, its quantized forms and its refusals.
+"""Operators: `ops.kernels` and `ops.quantized` compute them, `ops.forms` plans and rewrites them.
 
-`ops.kernels` and `ops.quantized` compute, `ops.forms` plans and rewrites. `planning` decides which node gets which
-form. The quantized operators are listed once, in `ops.quantized`.
+`planning` decides which node gets which form. The quantized operators are listed once, in `ops.quantized`.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class _Boundary:
     Attributes:
         maker: Who makes it; 1 where that is in float for certain.
         readers: Who reads it; 1 for those that do so in float for certain.
-        convs: Those of them that are a Conv, who share what they read in float: see `sharing.py`.
+        convs: Those of them that are a Conv, who share what they read in float: see `optimize/share_dequantize.py`.
         out: What it takes once if it is made in 8 bit and anybody reads it in float.
         reading: What it takes for each of these but a Conv.
         blocks: What it takes for all that are a Conv together.

@@ -5,7 +5,7 @@ A value x is read in 8 bit as if it were clipped to a range [low, high] that no 
     y = clip(x) W + (x - clip(x)) W
 
 where the second term is zero but for those channels: a product of a few columns with a few rows of the weight. In the
-quantized model the codes do the clipping, so that the Clip goes (`saturating.py`) and nothing is computed but the term.
+quantized model the codes do the clipping. So the Clip goes (`optimize/redundant_clip.py`), and only the term is added.
 Without static codes the other channels are not clipped, and what computes in float after all is y = x W again.
 """
 

@@ -247,7 +247,7 @@ def full_pair_limits(shape: tuple[int, ...], axes: tuple[int, ...], summed: Summ
 def pair_limits(
     shape: tuple[int, ...], axes: tuple[int, ...], summed: SummationOrder, largest: np.ndarray | None = None
 ) -> PairLimits:
-    """Find the neighbours in a weight, as `Rows` lays it out.
+    """Find the neighbours in a weight, as `WeightRows` lays it out.
 
     A Conv with an odd number of input channels may be computed with padded channels, or with kernel positions as
     further channels. Elements that follow one another in any such order count as neighbours.

@@ -90,6 +90,13 @@ def test_depthwise_kernels_keep_their_bits() -> None:
     assert greatest(made, "w_quantized") == 127
 
 
+def test_both_weights_of_an_lstm_are_reduced() -> None:
+    weights = {"w": floats(1, 64, 32), "r": floats(1, 64, 16, seed=1)}
+    proto = build([node("LSTM", "x w r", "y", hidden_size=16)], {"x": [5, 2, 32]}, weights=weights, opset=17)
+    made = quantize_in_memory(proto, "dynamic-int8", reduce_range=True, domain="com.microsoft", **FULL)
+    assert [greatest(made, f"{name}_quantized") for name in "wr"] == [63, 63]
+
+
 def test_weights_that_compute_in_float_keep_their_bits() -> None:
     proto = build([node("MatMul", "x w", "y")], {"x": ["n", 64]}, weights={"w": wide(64, 64, 5)})
     made = quantize_in_memory(proto, "weight-int8", reduce_range=True)

@@ -1,8 +1,8 @@
 """The interface of operator families for quantization: a plan that may refuse, and a rewrite that may not.
 
-A family registers two functions for an operator and a scheme. The plan reads types and shapes, never weights, and
-either gives a `QuantizedForm` or raises `NotQuantizable` with a sentence. The rewrite describes the new nodes; since
-the plan was a promise, it never declines.
+A family registers two functions for an operator and a scheme. The plan reads types and shapes, of weights only tables
+that a Slice reads, and either gives a `QuantizedForm` or raises `NotQuantizable` with a sentence. The rewrite describes
+the new nodes; since the plan was a promise, it never declines.
 
 Tests: `tests/planning/test_plan_promise.py`.
 """

@@ -18,7 +18,7 @@ from onnxq.targets.target import load_target
 MOVERS = ("DepthToSpace", "Flatten", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
 TAKING = ("Slice", "Split")  # those of them whose outputs are a part of the input: it may go further than they do
 # QLinearAdd, QLinearMul, QLinearConcat, QLinearGlobalAveragePool, QLinearLeakyRelu, QLinearSigmoid; an AveragePool is
-# apart, in `mean_pools.py`
+# apart, in `average_pool.py`
 ONE_INPUT = ("GlobalAveragePool", "LeakyRelu", "Sigmoid")
 TWO_INPUTS = ("Add", "Mul")
 # Clamps that the saturation of QuantizeLinear does as well, or a Clip of codes where others read what they clamp.

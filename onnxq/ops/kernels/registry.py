@@ -1,7 +1,7 @@
-"""The registry of operator families: their kernels, plans and rewrites, found by walking the package.
+"""The registry of float and quantized kernels, found by walking the package.
 
-A family file needs no list anywhere else: `@kernel`, `@plans` and `@rewrites` register it, and `load_families` imports
-every module of `onnxq.ops`.
+A module needs no list anywhere else: `@kernel` registers a function, as `@register_plan` and `@register_rewrite` of
+`ops.forms.family` do, and `load_families` imports every module of `onnxq.ops`.
 
 Tests: `tests/ops/test_quantized_divergences.py`.
 """
