@@ -191,6 +191,8 @@ def test_the_json_of_the_docs(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     for arguments in (
         ["quantize", str(model), "-o", str(tmp_path / "q.onnx")],
         ["verify", str(tmp_path / "q.onnx")],
+        ["verify", str(tmp_path / "q.onnx"), "--against", str(model), "--no-layers"],
+        ["check", str(tmp_path / "q.onnx")],
         ["inspect", str(model)],
         ["explain", str(model), "Conv_0", "-d", str(model.with_name("digits_calibration.npz")), "--samples", "2"],
     ):
@@ -200,7 +202,7 @@ def test_the_json_of_the_docs(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     keys = {key for result in made for key in result}
     keys |= set(report["comparison"]) | set(report["comparison"]["latency"]) | set(report["comparison"]["outputs"][0])
     keys |= set(report["nodes"][0]) | set(report["output"]) | set(report["source"])
-    explained = made[3]["nodes"][0]
+    explained = made[-1]["nodes"][0]
     keys |= set(explained) | set(explained["times"]) | set(explained["inputs"][0]) | set(explained["attempts"][0])
     assert not [key for key in keys if f"`{key}`" not in described]
 

@@ -227,6 +227,8 @@ class _Destination:
         """Return the folder next to the output for codes, some of which may be there; None if none are to be kept."""
         if not self.resume:
             return None
+        if prepared.fast and prepared.plan.recipe.scheme.block_size:
+            raise RecipeError("--resume keeps codes that a search has chosen, and --fast has none", "Leave one out.")
         if not block_jobs(prepared.plan):
             raise RecipeError(
                 "--resume keeps codes of weights in blocks, and this recipe makes none", "Leave it out, or pass --bits."

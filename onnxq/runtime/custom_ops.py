@@ -10,10 +10,9 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from onnxq.errors import ModelError
 from onnxq.ir import Model, Node
-from onnxq.runtime.ort_session import LIBRARIES, ORT_ERRORS, reason
+from onnxq.runtime.ort_session import LIBRARIES, NEEDS_LIBRARY, NO_OPERATOR, ORT_ERRORS, reason
 
 GIVE_LIBRARY = "Give the library of its custom operators with --custom-ops, or leave out the data for a dynamic model."
-UNREGISTERED = "it has no operator"  # `ort_session.reason`
 
 
 def register_custom_ops(library: str | Path) -> None:
@@ -78,8 +77,8 @@ def check_runs(model: Model) -> None:
 
 def refusal_hint(error: Exception) -> str:
     """Say what to do where onnxruntime refuses a quantized model."""
-    if UNREGISTERED in str(error):
-        return "Give the library of its custom operators with --custom-ops; other versions of onnxruntime may know it."
+    if NO_OPERATOR in str(error):
+        return NEEDS_LIBRARY
     return "Other versions of onnxruntime may know its operators; if onnxq made it, report it."
 
 

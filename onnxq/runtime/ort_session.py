@@ -73,6 +73,8 @@ ORT_PHRASES = (
     (r"\bfalse was false\. ", ""),
     (r" in \.$", ""),
 )
+NO_OPERATOR = "it has no operator"  # of a domain, in words of `reason`
+NEEDS_LIBRARY = "Give the library of its custom operators with --custom-ops; other versions of onnxruntime may know it."
 UNKNOWN_OPERATOR = re.compile(r"(\w+) node .*has no such operator")
 # Everything that onnxruntime raises; they share no base class of their own
 ORT_ERRORS: tuple[type[Exception], ...] = (
@@ -202,6 +204,8 @@ def load_native(
 
 def load_hint(error: SessionError) -> str:
     """Say what to do about a float model that onnxruntime does not load."""
+    if NO_OPERATOR in str(error):
+        return NEEDS_LIBRARY
     found = UNKNOWN_OPERATOR.search(str(error))
     names = {schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain} if found else set()
     guess = did_you_mean(found[1], sorted(names), cutoff=0.75) if found and found[1] not in names else ""

@@ -129,6 +129,11 @@ def test_a_transposed_weight_is_read_where_it_lies(tmp_path, monkeypatch):
     assert len(set(found)) == 3
 
 
+def test_a_fast_run_has_nothing_to_resume(source):
+    with pytest.raises(RecipeError, match="keeps codes that a search has chosen, and --fast has none"):
+        quantize(source, in_blocks(4), output=source.with_name("q.onnx"), resume=True, fast=True)
+
+
 def test_a_recipe_without_blocks_has_nothing_to_resume(source):
     with pytest.raises(RecipeError, match="keeps codes of weights in blocks"):
         quantize(source, "weight-int8", output=source.with_name("q.onnx"), resume=True)

@@ -113,6 +113,14 @@ def test_commands_that_ask_for_the_library_take_it(source: Path, capsys, command
     assert "the library of custom operators nothing.so does not exist" in capsys.readouterr().err
 
 
+def test_a_comparison_that_needs_the_library_says_so(source: Path, capsys) -> None:
+    quantized = quantize(source, "weight-int8", output=source.with_name("q.onnx")).output
+    assert main(["verify", str(quantized), "--against", str(source)]) == 2
+    said = capsys.readouterr().err
+    assert "it has no operator Odd of domain strange" in said
+    assert "hint: Give the library of its custom operators with --custom-ops" in said
+
+
 def test_data_need_the_library(source: Path) -> None:
     samples = [{"x": floats(4, 64)}]
     with pytest.raises(ModelError, match="it has no operator Odd of domain strange") as caught:
