@@ -6,6 +6,7 @@ Tests: `tests/project/test_project_file.py`.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -20,6 +21,7 @@ from onnxq.errors import ProjectError
 from onnxq.pipeline.options import QuantizeOptions
 
 EXTERNAL_SUFFIXES = ("", ".data", ".onnx_data", ".bin", ".weight", ".weights", ".pb")  # what exporters write
+PART = re.compile(r"_\d+$")  # behind the suffix of further files of a model, as in `model.onnx_data_1`
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ class Project:
         found = [entry for path in (real, *real.parents) for entry in self.owners.get(path, ())]
         if real.is_dir():
             found += [entry for path, its in self.owners.items() if path.is_relative_to(real) for entry in its]
-        elif file.suffix in EXTERNAL_SUFFIXES:
+        elif PART.sub("", file.suffix) in EXTERNAL_SUFFIXES:
             found += [entry for folder in real.parents for entry in self.folders.get(folder, ())]
         return list(dict.fromkeys(found))
 

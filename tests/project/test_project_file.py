@@ -264,6 +264,7 @@ def test_which_files_belong_to_a_model(tmp_path: Path) -> None:
         "a.int8.onnx.data": [first, second],
         "weights/onnx__MatMul_7": [first, second],
         "out/b.onnx_data": [second, first],
+        "out/b.onnx_data_1": [second, first],
         "calib.npz": [first],
         "recipes/mine.toml": [second],
         "folder/x.npz": [second],
@@ -283,7 +284,7 @@ def test_the_hooks_pass_on_whatever_may_belong_to_a_model() -> None:
     patterns = re.findall(r"^  files: (.+)$", text, re.MULTILINE)
     assert len(patterns) == 2
     names = ["a.onnx", "d/c.npz", "c.npy", "onnxq.toml", "mine.toml", "d/give.py", "set/input_0.pb"]
-    names += [f"d/weights{suffix}" for suffix in EXTERNAL_SUFFIXES]
+    names += [f"d/weights{suffix}" for suffix in (*EXTERNAL_SUFFIXES, ".onnx_data_1")]
     read = (*PICTURE_SUFFIXES, *SOUND_SUFFIXES, *SENTENCE_SUFFIXES, *LIST_SUFFIXES)
     names += [f"my data/a{suffix}" for suffix in read] + ["a.JPG", "tokenizer.json", "model.xml", "submodule"]
     for pattern in patterns:
