@@ -95,7 +95,8 @@ def quantize(
     refuse_executor(context)
     found = entry_of(context, model, output, options, config, no_config=no_config)
     use_runtime(options.custom_ops if found is None else (), jobs, memory)
-    _check(report, (model, output, options.timings), force=force)
+    asked = options if found is None else found.options()
+    _check(report, (model, output, asked.timings), (asked.tokenizer, *asked.data), force=force)
     if found is not None:
         wanted = force or dry_run or report is not None or output_format is not Format.TEXT
         if not wanted and found.is_up_to_date():
@@ -171,13 +172,13 @@ def _show_next(command: str) -> None:
     show("", Text(f"next{unseen}:", style="dim"), Text(line, style="dim", overflow="fold"))
 
 
-def _check(path: Path | None, others: Sequence[Path | None], *, force: bool) -> None:
+def _check(path: Path | None, others: Sequence[Path | None], reads: Sequence[object], *, force: bool) -> None:
     """Refuse a report that could not be written, or that another file of the run would be lost to."""
     if path is not None:
         from onnxq.errors import OutputError
         from onnxq.report import check_report_path
 
-        check_report_path(path, force=force)
+        check_report_path(path, force=force, reads=reads)
         if path.resolve() in {other.resolve() for other in others if other is not None}:
             raise OutputError(f"{path} is asked for twice, once as the report", "Choose another name for the report.")
 

@@ -5,6 +5,7 @@ Tests: `tests/report/test_report_html.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from onnxq.errors import OutputError
@@ -16,8 +17,13 @@ from onnxq.report.model import Report
 FACES = {".json": Report.to_json, ".md": Report.to_markdown, ".html": Report.to_html}
 
 
-def check_report_path(path: Path, *, force: bool) -> None:
+def check_report_path(path: Path, *, force: bool, reads: Iterable[object] = ()) -> None:
     """Refuse a report file that could not be written, before any work is done.
+
+    Args:
+        path: The file.
+        force: Whether it may be replaced.
+        reads: What the run reads; those that are files may not be replaced.
 
     Raises:
         OutputError: Its suffix is none of .json, .md and .html, what draws HTML is not
@@ -30,7 +36,7 @@ def check_report_path(path: Path, *, force: bool) -> None:
         raise OutputError(f"a report cannot be written as '{path.suffix or path.name}'", "Name it .json, .md or .html.")
     if path.suffix == ".html":
         check_extra()
-    check_output(path, force=force, option="--report")
+    check_output(path, force=force, reads=reads, option="--report")
 
 
 def write_report(report: Report, path: str | Path, *, force: bool = False) -> None:

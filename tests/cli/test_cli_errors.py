@@ -61,6 +61,10 @@ CASES = {
     ),
     "output is no file": ("quantize digits_cnn.onnx -o pipe.md -f", "pipe.md is no regular file"),
     "report is no file": ("quantize digits_cnn.onnx --report pipe.md -f", "pipe.md is no regular file"),
+    "report is read": (
+        "quantize digits_cnn.onnx --report old.json --tokenizer old.json -f",
+        "old.json is a file that is to be read",
+    ),
     "report is the output": ("quantize digits_cnn.onnx -o a.json --report a.json", "a.json is asked for twice"),
     "LFS pointer": ("quantize pointer.onnx", "pointer.onnx is a Git LFS pointer, not the model itself"),
     "LFS pointer as data": ("quantize digits_cnn.onnx -d pointer.npz", "pointer.npz is a Git LFS pointer"),
