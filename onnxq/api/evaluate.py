@@ -15,12 +15,13 @@ from onnxq.data.validation import check_shape, input_specs
 from onnxq.errors import ModelError
 from onnxq.evaluator import Evaluator, Taps
 from onnxq.ir import ModelInput, infer_types
+from onnxq.text import as_list
 
 
 def evaluate(
     model: ModelInput,
     feeds: Mapping[str, Any],
-    outputs: Sequence[str] | None = None,
+    outputs: str | Sequence[str] | None = None,
     taps: Taps | None = None,
 ) -> dict[str, Any]:
     """Run a model once in the reference evaluator.
@@ -28,7 +29,7 @@ def evaluate(
     Args:
         model: Its path, a ModelProto, or loaded.
         feeds: An array for each input of the graph; an input that has an initializer may be left out.
-        outputs: Names of the tensors to return, any of the main graph; the graph's outputs by default.
+        outputs: Name of the tensor to return, or several, any of the main graph; the graph's outputs by default.
         taps: Functions to call with tensors as they are computed, by name.
 
     Returns:
@@ -53,4 +54,4 @@ def evaluate(
     for name, array in feeds.items():
         if name in specs and isinstance(array, np.ndarray):
             check_shape(array.shape, specs[name], "the array")
-    return evaluator.run(feeds, outputs, taps)
+    return evaluator.run(feeds, None if outputs is None else as_list(outputs), taps)

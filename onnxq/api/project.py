@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from onnxq.errors import ProjectError
+from onnxq.errors import ProjectError, RecipeError
 from onnxq.progress import Observer, Silent
 from onnxq.project.build import build as build_entries
 from onnxq.project.check import Checked
@@ -66,6 +66,7 @@ def build(
 
     Raises:
         ProjectError: The project file is missing or wrong.
+        RecipeError: There are no jobs.
 
     Examples:
         >>> import onnxq, pathlib
@@ -77,6 +78,8 @@ def build(
         ['up to date']
 
     """
+    if jobs < 1:
+        raise RecipeError(f"jobs cannot be {jobs}", "Give at least 1.")
     found = _load(project)
     refuse_settings(found)
     entries = found.entries

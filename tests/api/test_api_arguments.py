@@ -66,6 +66,12 @@ def test_verify_names_limits_that_nothing_could_meet(limits: dict[str, Any], mes
     assert hint in caught.value.hint
 
 
+def test_one_output_may_be_named_alone() -> None:
+    assert list(onnxq.evaluate("m.onnx", {"x": SAMPLES[0]["x"]}, outputs="y")) == ["y"]
+    with pytest.raises(onnxq.DataError, match="long"):
+        onnxq.evaluate("m.onnx", {"x": SAMPLES[0]["x"]}, outputs="long")
+
+
 def test_other_functions_do_so_too() -> None:
     with pytest.raises(onnxq.OnnxqError, match="feeds cannot be a list"):
         onnxq.evaluate("m.onnx", [np.zeros((1, 8))])  # type: ignore[arg-type]
@@ -86,6 +92,7 @@ def test_other_functions_do_so_too() -> None:
     [
         (lambda: onnxq.check("gone.onnx"), "gone.onnx does not exist", "Check the path"),
         (lambda: onnxq.check(3), "files cannot be 3", "a list of paths"),
+        (lambda: onnxq.build(jobs=0), "jobs cannot be 0", "at least 1"),
         (lambda: onnxq.check(project=3), "project cannot be 3", "path"),
         (lambda: onnxq.load(np.zeros(3)), "path cannot be an array", "path"),
         (lambda: onnxq.save(onnx.load("m.onnx"), "n.onnx"), "model cannot be a ModelProto", "what onnxq.load returns"),
