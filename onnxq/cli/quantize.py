@@ -102,19 +102,24 @@ def quantize(
         if not wanted and found.is_up_to_date():
             return None
         result = found.build(force=force, dry_run=dry_run, detailed=report is not None)
-        command = found.verify_command() or _verify_command(result, found.options())
-        return _write(result, report, output_format, command, dry_run=dry_run, force=force)
-    from onnxq.cli.terminal import TerminalObserver
-    from onnxq.pipeline import quantize as pipeline
+        verify = found.verify_command() or _verify_command(result, asked)
+    else:
+        result = _quantized(model, output, options, force=force, dry_run=dry_run, detailed=report is not None)
+        verify = _verify_command(result, options)
+    result = replace(result, command=command_line(context))
+    return _write(result, report, output_format, verify, dry_run=dry_run, force=force)
 
-    detailed, command = report is not None, command_line(context)
+
+def _quantized(
+    model: Path, output: Path | None, options: QuantizeOptions, *, force: bool, dry_run: bool, detailed: bool
+) -> Report:
+    """Quantize a model by the options of the command line alone."""
+    from onnxq.cli.terminal import TerminalObserver
+    from onnxq.pipeline.quantize import quantize as quantize_model
+
     with TerminalObserver() as observer:
         arguments = options.arguments(force=force)
-        result = pipeline.quantize(
-            model, output=output, dry_run=dry_run, detailed=detailed, observer=observer, **arguments
-        )
-    result = replace(result, command=command)
-    return _write(result, report, output_format, _verify_command(result, options), dry_run=dry_run, force=force)
+        return quantize_model(model, output=output, dry_run=dry_run, detailed=detailed, observer=observer, **arguments)
 
 
 def command_line(context: typer.Context) -> str:

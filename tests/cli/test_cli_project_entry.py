@@ -111,4 +111,6 @@ def test_a_plan_and_json_need_no_build_that_is_due(cli, project: Path) -> None:
     assert "static-int8" in out
     assert cli("quantize", "digits_cnn.onnx").code == 0
     code, out, _ = cli("quantize", "digits_cnn.onnx", "--format", "json")
-    assert (code, json.loads(out)["output"]["path"]) == (0, "digits_cnn.int8.onnx")
+    made = json.loads(out)
+    assert (code, made["output"]["path"]) == (0, "digits_cnn.int8.onnx")
+    assert made["command"] == "onnxq quantize digits_cnn.onnx"
