@@ -167,7 +167,7 @@ def test_options_become_the_arguments_of_quantize() -> None:
     arguments = replace(OPTIONS, recipe="auto").arguments(force=True)
     inspect.signature(quantize).bind("m.onnx", **arguments)
     assert arguments.pop("budget") == Budget(30.0, "scores:top1", 0.5, 10_000_000)
-    assert arguments.pop("timing") == Timing(True, Path("t.json"), force=True)
+    assert arguments.pop("timing") == Timing(True, Path("t.json"))
     assert arguments.pop("recipe") == in_blocks(4, 64, "web")
     assert arguments["sample_limit"] == 8
     assert QuantizeOptions().arguments() == {"force": False}
