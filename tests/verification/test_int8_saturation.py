@@ -90,6 +90,14 @@ def test_depthwise_kernels_keep_their_bits() -> None:
     assert greatest(made, "w_quantized") == 127
 
 
+def test_kernels_with_a_scale_for_every_window_are_reduced() -> None:
+    weights = {"w": floats(8, 8, 3, scale=0.2)}
+    proto = build([node("Conv", "x w", "y")], {"x": [1, 8, 9]}, weights=weights)
+    made = quantize_in_memory(proto, "dynamic-int8", reduce_range=True, activation_granularity="row", **FULL)
+    assert greatest(made, "w_quantized") == 63
+    assert flagged(made) == []
+
+
 def test_both_weights_of_an_lstm_are_reduced() -> None:
     weights = {"w": floats(1, 64, 32), "r": floats(1, 64, 16, seed=1)}
     proto = build([node("LSTM", "x w r", "y", hidden_size=16)], {"x": [5, 2, 32]}, weights=weights, opset=17)

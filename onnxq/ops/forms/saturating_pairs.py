@@ -67,7 +67,8 @@ def could_saturate(node: Node, codes: np.ndarray, scheme: Scheme) -> bool:
     """Whether products of a node with its weight could saturate if the weight is int8 and activations have 8 bits."""
     if node.op_type not in ("MatMul", "Gemm", "Conv", "LSTM"):
         return False
-    as_uint8 = scheme.name == "dynamic-int8" and node.op_type == "Conv"
+    # ConvInteger, which a scale for every row does without
+    as_uint8 = (scheme.name, node.op_type) == ("dynamic-int8", "Conv") and scheme.activation_granularity != "row"
     if scheme.name not in ("static-int8", "dynamic-int8") or as_uint8 or scheme.bits > 8:
         return False
     transposed, group = bool(node.attribute("transB", 0)) or node.op_type == "LSTM", node.attribute("group", 1)
