@@ -271,9 +271,11 @@ class Samples(Iterable[Sample]):
 
         Raises:
             DataError: A file cannot be read, or only some of its samples are used and an array in it has another
-                number of rows than there are samples.
+                number of rows than there are samples. Or the samples in use are not the first ones.
 
         """
+        if self._first or self._places is not None:
+            raise DataError("labels are read for the first samples, and these are others", "Take them by limit(n).")
         return read_labels(self._sources, self.inputs, self._most)
 
     def label_names(self) -> tuple[tuple[str, ...], str]:

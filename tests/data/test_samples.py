@@ -646,6 +646,14 @@ def test_names_of_labels_take_one_sample_of_a_function():
     assert given == [0]
 
 
+def test_labels_are_those_of_the_first_samples(tmp_path: Path) -> None:
+    samples = open_samples([save(tmp_path / "d.npz", image=numbers(9, 2, 3), _label=np.arange(9))], [IMAGE])
+    assert samples.limit(3).labels()["_label"][0].tolist() == [0, 1, 2]
+    for others in (samples.spread(3), samples.between(3, 6)):
+        with pytest.raises(DataError, match="labels are read for the first samples, and these are others"):
+            others.labels()
+
+
 def test_what_macos_adds_to_an_archive_is_no_array(tmp_path: Path) -> None:
     path = save(tmp_path / "d.npz", image=numbers(3, 2, 3))
     with zipfile.ZipFile(path, "a") as archive:
