@@ -65,7 +65,7 @@ def write_comparison(
         sys.stdout.write(to_json({"schema": SCHEMA, **result, **compared, **found.runtime.as_dict()}))
         return
     show(input_table(found.inputs), "")
-    show(*comparison_tables(comparison, found.data), "", *latency_table(comparison))
+    show(*comparison_tables(comparison, found.data, made_up=found.made_up), "", *latency_table(comparison))
     if comparison.decoding is not None:
         show("", decoding_table(comparison.decoding))
     if comparison.metric is not None:

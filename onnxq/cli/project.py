@@ -340,7 +340,8 @@ def _verified_dict(verified: ModelVerification) -> dict[str, Any]:
 def _warnings(verified: ModelVerification) -> tuple[WarningLine, ...]:
     from onnxq.report.result_warnings import result_warnings
 
-    return result_warnings(verified.comparison, made_up="random numbers" in verified.data)
+    entry = verified.entry
+    return result_warnings(verified.comparison, made_up=not (entry.verify_data or entry.options.data))
 
 
 def _item(entry: Entry, state: str, error: OnnxqError | None) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def report_tables(report: Report) -> Iterator[RenderableType]:
         yield input_table(report.inputs)
         yield ""
     if report.comparison is not None:
-        yield from comparison_tables(report.comparison, report.samples)
+        yield from comparison_tables(report.comparison, report.samples, made_up=report.made_up)
         if report.cross_validation is not None:
             yield Padding(Text(printable(report.cross_validation.sentence)), (0, 0, 0, INDENT))
         yield ""
@@ -128,8 +128,8 @@ def _row(one: InputSummary) -> tuple[str, str, str, str, str]:
     return one.name, kind, short(one.values.least), short(one.values.greatest), short(one.values.mean)
 
 
-def comparison_tables(comparison: Comparison, samples: str | None) -> Iterator[RenderableType]:
-    """Lay out the difference of every output."""
+def comparison_tables(comparison: Comparison, samples: str | None, *, made_up: bool) -> Iterator[RenderableType]:
+    """Lay out the difference of every output on some samples, which may be random numbers that are made up."""
     rows: list[tuple[Cell, ...]] = []
     for output in comparison.outputs[:MOST_OUTPUTS]:
         agreement = "" if output.agreement is None else f"{output.agreement:.2f} %"
@@ -148,9 +148,9 @@ def comparison_tables(comparison: Comparison, samples: str | None) -> Iterator[R
         yield Padding(Text(SCALE, style="dim"), (0, 0, 0, INDENT))
     if samples:
         yield Padding(Text(printable(f"compared on {samples}"), style="dim"), (0, 0, 0, INDENT))
-        if "random numbers" in samples:
-            advice = "random numbers show that the model runs, not how accurate it is: give --data for that"
-            yield Padding(Text(advice, style="yellow"), (0, 0, 0, INDENT))
+    if made_up:
+        advice = "random numbers show that the model runs, not how accurate it is: give --data for that"
+        yield Padding(Text(advice, style="yellow"), (0, 0, 0, INDENT))
 
 
 def family_tables(families: Sequence[FamilyFigures], measured: Latency | None) -> Iterator[RenderableType]:

@@ -138,7 +138,14 @@ def test_a_model_equals_itself(cli, quantized: Path) -> None:
 
 
 def test_verify_with_random_numbers_says_so(cli, quantized: Path) -> None:
-    assert "8 samples from random numbers" in cli("verify", "q.onnx", "--against", "digits_cnn.onnx").out
+    out = cli("verify", "q.onnx", "--against", "digits_cnn.onnx").out
+    assert "8 samples from random numbers" in out
+    advice = "random numbers show that the model runs"
+    assert advice in out
+    Path("digits_calibration.npz").rename("random numbers.npz")
+    named = cli("verify", "q.onnx", "--against", "digits_cnn.onnx", "-d", "random numbers.npz", "--samples", 4).out
+    assert "samples from random numbers.npz" in named
+    assert advice not in named
 
 
 def test_verify_notices_another_origin(cli, quantized: Path, folder: Path) -> None:
