@@ -19,6 +19,7 @@ from onnxq.cli.options import (
     Only,
     OutputFormat,
     RecipeName,
+    SampleLimit,
     Stats,
     Target,
     TimingsFile,
@@ -53,6 +54,7 @@ def plan(
     target: Target = None,
     exclude: Exclude = [],  # noqa: B006
     only: Only = [],  # noqa: B006
+    samples: SampleLimit = None,
     timings: TimingsFile = None,
     custom_ops: CustomOps = [],  # noqa: B006
     sensitivity: Sensitivity = False,
@@ -75,7 +77,7 @@ def plan(
     use_custom_ops(custom_ops)
     if why_not is not None:
         reads = {declarations()[name].flag: getattr(reading, name) for name in READING}
-        plans = {"--stats": stats, "--exclude": exclude, "--only": only, "--timings": timings}
+        plans = {"--stats": stats, "--exclude": exclude, "--only": only, "--samples": samples, "--timings": timings}
         asked = {"--data": data, **reads, **plans, "--sensitivity": sensitivity}
         given = [name for name, value in asked.items() if value]
         _answer(model, why_not, choose_recipe(recipe, target=target), given, output_format)
@@ -89,6 +91,7 @@ def plan(
             stats=stats,
             exclude=exclude,
             only=only,
+            sample_limit=samples,
             timing=Timing(path=timings),
             sensitivity=sensitivity,
             observer=observer,

@@ -52,6 +52,7 @@ def plan(
     stats: str | Path | None = None,
     exclude: str | Sequence[str] = (),
     only: str | Sequence[str] = (),
+    sample_limit: int | None = None,
     timing: Timing = NO_TIMING,
     sensitivity: bool = False,
     observer: Observer | None = None,
@@ -68,6 +69,7 @@ def plan(
         stats: Instead of data: statistics of an earlier calibration.
         exclude: A glob of nodes to leave float, or several.
         only: A glob of nodes to quantize, or several.
+        sample_limit: Use no more samples.
         timing: Kernel times to decide by.
         sensitivity: Run variants of the model on the data, to see what each node adds to the error of the outputs.
         observer: Told about each step.
@@ -87,7 +89,7 @@ def plan(
         [('Conv', 'static-int8'), ('Relu', 'static-int8')]
 
     """
-    given = DataOptions(list_sources(data), samples, None, reading)
+    given = DataOptions(list_sources(data), samples, sample_limit, reading, None if sensitivity else 1)
     with following(observer) as observer:
         observer.step("load")
         source = read_model(model)

@@ -148,7 +148,7 @@ def _labelled_elsewhere(entry: Entry) -> bool:
     model = load(entry.source)
     infer_types(model)
     opened = [
-        open_data(model, entry.data_sources(data), None, None, entry.reading(), shared=True)
+        open_data(model, entry.data_sources(data), None, None, entry.reading(), passes=1, shared=True)
         for data in (entry.options.data, entry.verify_data)
     ]
     calibrating, verifying = (samples is not None and bool(samples.labels()) for samples in opened)
@@ -175,7 +175,7 @@ def measure_entry(
     infer_types(baseline)
     data, limit = (entry.verify_data, None) if entry.verify_data else (entry.options.data, entry.options.samples)
     with at_home(entry):
-        samples = open_data(baseline, entry.data_sources(data), None, limit, entry.reading(), shared=True)
+        samples = open_data(baseline, entry.data_sources(data), None, limit, entry.reading(), passes=2, shared=True)
         normalise(baseline)  # as for the build: onnxruntime refuses some float models as they come
         if samples is None:
             samples = synthetic_samples(baseline, input_specs(baseline), RANDOM_SAMPLES)

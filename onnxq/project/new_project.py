@@ -183,7 +183,7 @@ def _first_fitting(
                 refused.append((str(path), NO_TEXT))
                 continue
             try:
-                samples = open_data(model, [path], None, None)
+                samples = open_data(model, [path], None, None, passes=1)
                 assert samples is not None
                 next(iter(samples))
             except OnnxqError as error:

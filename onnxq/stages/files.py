@@ -26,6 +26,7 @@ class DataOptions(NamedTuple):
         samples: Arrays, an iterable of samples or a function, in place of files; None where there are none.
         limit: Most samples to use; None for all.
         reading: How data that are no arrays become samples.
+        passes: How often the samples are read; None for more often than anyone waits for where they are very many.
 
     """
 
@@ -33,6 +34,7 @@ class DataOptions(NamedTuple):
     samples: object = None
     limit: int | None = None
     reading: Reading = PLAIN
+    passes: int | None = None
 
     @property
     def given(self) -> bool:
@@ -97,14 +99,13 @@ def open_data(
     samples: Any,
     limit: int | None,
     reading: Reading = PLAIN,
+    passes: int | None = None,
     *,
     shared: bool = False,
-    passes: int | None = None,
 ) -> Samples | None:
     """Open the samples that the caller gave, in whatever form; None where there are none.
 
-    Settings without files to read are refused, unless they are shared with other data. `passes` says how often the
-    samples are read; None for more often than anyone waits for where they are very many.
+    Settings without files to read are refused, unless they are shared with other data. See `DataOptions` for the rest.
     """
     if data and samples is not None:
         raise DataError("both files and samples are given as data", "Give one of them.")

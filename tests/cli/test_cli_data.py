@@ -41,6 +41,10 @@ def test_very_many_photos_are_looked_at_here_and_there(here: Path, cli, monkeypa
     assert "20 samples from photos" in cli("data", "m.onnx", "-d", "photos", "--samples", "20").out
     said = cli("quantize", "m.onnx", "-d", "photos", "--fast").err
     assert "20 samples are read many times: --samples 200 takes 200 of them" in said
+    asked = ("plan", "m.onnx", "-d", "photos", "-r", "static-int8")
+    assert "read many times" not in cli(*asked).err
+    assert "read many times" in cli(*asked, "--sensitivity").err
+    assert "read many times" not in cli(*asked, "--sensitivity", "--samples", 4).err
 
 
 def test_photos_and_a_detector(here: Path, cli) -> None:
