@@ -27,7 +27,7 @@ from onnxq.progress import Observer, Silent
 from onnxq.project.check import missing_verify_data
 from onnxq.project.entry import Entry
 from onnxq.project.outcome import Built, up_to_date
-from onnxq.project.provenance import gather, record
+from onnxq.project.provenance import gather, record, written_hash
 from onnxq.report import Report
 from onnxq.runtime.custom_ops import register_custom_ops
 from onnxq.search.size_search import written_bytes
@@ -103,7 +103,7 @@ def build_model(
             raise CheckFailed(f"{entry.quantized} cannot be run here, so its thresholds are unknown", GIVE_LIBRARY)
         outside = entry.options.external_data or needs_external_data(result.model)
         encoded = None if outside else result.encoded
-        entries = record(wanted, encoded, comparison, result.report.families)
+        entries = record(wanted, written_hash(result.model, encoded), comparison, result.report.families)
         recorded = sum(len(entry_field(MODEL_METADATA, *item)) for item in entries.items())
         data_file = data_path(entry.quantized).name if outside else None
         _refuse_size(entry, written_bytes(result.model, encoded, data_file), recorded)

@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -177,9 +177,22 @@ def _listed_changes(key: str, plural: bool, recorded: object, wanted: dict[str, 
     return [f"its {key} {given} {has} changed since it was built" for given in before if before[given] != wanted[given]]
 
 
+def written_hash(model: Model, encoded: bytes | None) -> dict[str, str]:
+    """Hash what is written of a model: all of it, or its weights where these go to a file of their own.
+
+    Args:
+        model: The model.
+        encoded: Its bytes; None where weights go to a file of their own.
+
+    """
+    if encoded is None:
+        return {"weights": weights_sha256(model)}
+    return {"content": content_sha256(memoryview(encoded))}
+
+
 def record(
     wanted: dict[str, Any],
-    encoded: bytes | None,
+    written: Mapping[str, str],
     comparison: Comparison | None,
     families: Collection[FamilyFigures] = (),
 ) -> dict[str, str]:
@@ -187,13 +200,12 @@ def record(
 
     Args:
         wanted: What `gather` gave when it was built.
-        encoded: The model as it is written; None where its weights go to a file of their own.
+        written: What `written_hash` gave.
         comparison: What was measured.
         families: Figures on each family of processors: where they differ, those of `comparison` hold on one alone.
 
     """
-    content = None if encoded is None else content_sha256(memoryview(encoded))
-    entries = {INPUTS: json.dumps({**wanted, "content": content}, ensure_ascii=False)}
+    entries = {INPUTS: json.dumps({**wanted, **written}, ensure_ascii=False)}
     if comparison is not None:
         outputs = [{key: _rounded(value) for key, value in asdict(o).items()} for o in comparison.outputs]
         metric = None if comparison.metric is None else _finite(asdict(comparison.metric))
@@ -231,9 +243,12 @@ def recorded_comparison(model: Model) -> Comparison | None:
 
 
 def was_altered(model: Model) -> bool:
-    """Whether a model's graph or stamps are others than onnxq wrote, as far as that was recorded."""
-    content = _parsed(model.metadata.get(INPUTS)).get("content")
-    return content is not None and content != content_sha256(model.source)
+    """Whether a model's graph, stamps or weights are others than onnxq wrote, as far as that was recorded."""
+    made = _parsed(model.metadata.get(INPUTS))
+    content, weights = made.get("content"), made.get("weights")
+    if content is not None:
+        return bool(content != content_sha256(model.source))
+    return weights is not None and bool(weights != weights_sha256(model))
 
 
 def content_sha256(encoded: memoryview) -> str:
@@ -242,6 +257,17 @@ def content_sha256(encoded: memoryview) -> str:
     for number, _, start, _, end in fields(encoded):
         if number != MODEL_METADATA:
             digest.update(encoded[start:end])
+    return digest.hexdigest()
+
+
+def weights_sha256(model: Model) -> str:
+    """Hash the names and elements of all initializers, wherever they are stored."""
+    digest = hashlib.sha256()
+    for value in sorted(model.initializers(), key=lambda value: value.name):
+        assert value.tensor is not None
+        digest.update(value.name.encode())
+        digest.update(value.tensor.raw() or b"")
+        value.tensor.release()
     return digest.hexdigest()
 
 

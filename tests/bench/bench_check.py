@@ -23,7 +23,7 @@ from onnx import helper, numpy_helper
 from onnxq.ir import load, save
 from onnxq.project.entry import Entry
 from onnxq.project.file import load_project
-from onnxq.project.provenance import gather, record
+from onnxq.project.provenance import gather, record, written_hash
 
 ROUNDS = 5
 LAYERS = 25
@@ -65,7 +65,7 @@ def stamp(entry: Entry) -> None:
     """Record that the second file was built from the first."""
     model = load(entry.quantized)
     wanted = gather(entry, load(entry.source))
-    model.metadata.update(record(wanted, model.serialize(), None))
+    model.metadata.update(record(wanted, written_hash(model, model.serialize()), None))
     save(model, entry.quantized, force=True)
 
 

@@ -80,10 +80,10 @@ def test_the_record_says_what_it_was_made_of(repo: Path) -> None:
 def test_a_record_names_the_processor_only_where_figures_depend_on_it() -> None:
     compared = Comparison((), 1)
     same = [FamilyFigures("cpu-avx2", 40.0), FamilyFigures("cpu-vnni", 40.0, here=True)]
-    entry = json.loads(record({}, None, compared, same)[MEASURED])
+    entry = json.loads(record({}, {}, compared, same)[MEASURED])
     assert set(entry) == {"samples", "outputs", "metric", "onnxruntime"}
     differing = [FamilyFigures("cpu-avx2", 30.0, saturates=True), same[1]]
-    entry = json.loads(record({}, None, compared, differing)[MEASURED])
+    entry = json.loads(record({}, {}, compared, differing)[MEASURED])
     assert (entry["processor"], entry["family"]) == (processor_name(), host_family())
 
 
@@ -231,7 +231,7 @@ def write_odd_model() -> None:
 def test_a_metric_that_is_no_number_is_recorded_as_json(repo: Path) -> None:
     lost = Comparison((), 1, metric=MetricComparison("perplexity", 12.5, math.inf, lower_is_better=True))
     model = load(QUANTIZED)
-    text = record({}, None, lost)[MEASURED]
+    text = record({}, {}, lost)[MEASURED]
     assert json.loads(text, parse_constant=pytest.fail)["metric"]["quantized_value"] is None
     model.metadata[MEASURED] = text
     found = recorded_comparison(model)

@@ -206,6 +206,20 @@ def test_limits_that_a_model_keeps_to_do_not_make_it_stale(repo: Path, old: str,
     assert found() == []
 
 
+def test_weights_in_a_file_of_their_own_are_those_that_were_written(repo: Path) -> None:
+    replace_in_project("samples = 8", "samples = 8\nexternal-data = true")
+    (done,) = build(load_project().entries)
+    assert done.state == "built"
+    assert found() == []
+    data = QUANTIZED.with_name("cnn.int8.onnx.data")
+    spoilt = bytearray(data.read_bytes())
+    spoilt[len(spoilt) // 2] ^= 1
+    data.write_bytes(spoilt)
+    assert [rule for _, rule, _ in found()] == ["altered"]
+    assert [each.state for each in build(load_project().entries)] == ["built"]
+    assert found() == []
+
+
 def test_figures_count_where_an_option_switches_off_that_they_are_old(repo: Path) -> None:
     replace_in_project("min-agreement = 90 }", "max-abs = 0.0001 }")
     replace_in_project("samples = 8", "samples = 7")
