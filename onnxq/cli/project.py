@@ -299,6 +299,8 @@ def _built_words(built: Built) -> str:
         return ""
     comparison = report.comparison
     figure = "not run" if comparison is None else decibels(comparison.worst_sqnr)
+    if built.verified is not None:
+        figure += f", verified {decibels(built.verified.worst_sqnr)}"
     latency = None if comparison is None else comparison.latency
     timed = "" if latency is None else f"{milliseconds(latency.quantized_ms)}, {speed_change(latency.ratio)}"
     stored = f"{size(report.output_bytes)}, {size_change(report.source_bytes, report.output_bytes)}"
@@ -324,9 +326,17 @@ def _why(entry: Entry, error: OnnxqError | None) -> str:
 
 
 def _built_dict(built: Built) -> dict[str, Any]:
+    from onnxq.report import comparison_dict
+
     report = None if built.report is None else built.report.as_dict()
+    data = ", ".join(built.entry.verify_data or built.entry.options.data)
+    verified = None if built.verified is None else comparison_dict(built.verified, data)
     warnings = [asdict(warning) for warning in built.warnings]
-    return _item(built.entry, built.state, built.error) | {"report": report, "warnings": warnings}
+    return _item(built.entry, built.state, built.error) | {
+        "report": report,
+        "verified": verified,
+        "warnings": warnings,
+    }
 
 
 def _verified_dict(verified: ModelVerification) -> dict[str, Any]:

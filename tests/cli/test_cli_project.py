@@ -76,6 +76,15 @@ def test_a_life(cli, project: Path) -> None:
     assert rest[-2:] == ["error: 1 of 2 models failed", "hint: Check the path of the model."]
 
 
+def test_figures_on_data_to_verify_on_are_shown(cli, project: Path) -> None:
+    text = MODEL.format("digits_cnn.onnx") + 'verify-data = ["digits_calibration.npz"]\n'
+    Path("onnxq.toml").write_text(text)
+    assert re.search(r" dB, verified \d+\.\d dB; ", cli("quantize").out)
+    (made,) = json.loads(cli("quantize", "-f", "--format", "json").out)["models"]
+    assert made["report"]["comparison"]["samples"] == 4
+    assert (made["verified"]["samples"], made["verified"]["data"]) == (100, "digits_calibration.npz")
+
+
 def test_force_builds_everything(cli, project: Path) -> None:
     assert cli("quantize", *ALONE).code == 0
     assert [line.split()[1] for line in squeezed(cli("quantize", "-f", *ALONE).out)[1:]] == ["built", "built"]
