@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
+from onnxq.data.text.feeds import text_feeds
 from onnxq.data.text.table_rows import table_rows
 from onnxq.errors import OnnxqError
 from onnxq.evaluator import wide_evaluator
@@ -36,7 +37,7 @@ PRODUCTS = 6.4e12  # multiplications for sequences of a large model: about two m
 LOGITS = 1 << 24  # elements of logits that are computed at a time: 64 MB
 TOLERANCE = 1e-3  # of the largest logit, within which logits in float32 are the same
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
-FLOATS: Mapping[int | None, type[np.floating[Any]]] = {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16}
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 MASK, PLACES = "attention_mask", "position_ids"
 RunModel = Callable[[list[str], dict[str, np.ndarray]], list[Any]]
 
@@ -64,15 +65,10 @@ class TextInput:
 
     def feeds(self, ids: np.ndarray, past: int = 0) -> dict[str, np.ndarray]:
         """Return what the model takes for token ids `[batch, length]` behind so many others, which were all zeros."""
-        made, (batch, length) = {self.ids.name: ids.astype(_dtype(self.ids))}, ids.shape
-        for value in self.others:
-            places = np.broadcast_to(np.arange(past, past + length), ids.shape)
-            numbers = np.ones((batch, past + length)) if value.name == MASK else places
-            made[value.name] = numbers.astype(_dtype(value))
-        for value in self.caches:
-            heads, rows, head = (past if isinstance(size, str | None) else size for size in (value.shape or ())[1:])
-            made[value.name] = np.zeros((batch, heads, rows, head), FLOATS[value.dtype])
-        return made
+        batch, length = ids.shape
+        rows = {MASK: np.ones(past + length), PLACES: np.arange(past, past + length)}
+        inputs = (self.ids, *self.others, *self.caches)
+        return text_feeds(inputs, {self.ids.name: ids, **rows}, batch, past)
 
     def logits_of(self, ids: np.ndarray, run: RunModel) -> np.ndarray:
         """Return logits of token ids `[batch, length]`, one row at a time where the model takes no more."""
@@ -266,7 +262,3 @@ def _write(found: TextInput, ids: np.ndarray, known: Mapping[int, int], sampler:
         for row, scores in zip(rows, logits, strict=True):
             if place >= known[int(row)]:
                 ids[row, place + 1] = sampler.next(scores, place, int(row))
-
-
-def _dtype(value: Value) -> np.dtype[np.int32] | np.dtype[np.int64]:
-    return np.dtype(np.int32) if value.dtype == TensorProto.INT32 else np.dtype(np.int64)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 from onnx import TensorProto
-from onnx.helper import tensor_dtype_to_np_dtype
 
+from onnxq.data.text.feeds import text_feeds
 from onnxq.data.text.roles import TextInputs
 from onnxq.errors import OnnxqError
 from onnxq.evaluator import Evaluator
@@ -90,15 +90,4 @@ def _feeds(model: Model, wanted: TextInputs, length: int, padding: int) -> dict[
     given |= {one.name: np.ones(length) for one in (wanted.mask,) if one is not None}
     given |= {one.name: np.zeros(length) for one in (wanted.types,) if one is not None}
     given |= {one.name: np.arange(length) for one in (wanted.positions,) if one is not None}
-    made: dict[str, np.ndarray] = {}
-    for value in model.graph.inputs:
-        if value.tensor is not None or value.dtype is None:
-            continue
-        sizes = [
-            size if isinstance(size, int) and size > 0 else int(axis == 0)
-            for axis, size in enumerate(value.shape or ())
-        ]
-        row = given.get(value.name)
-        array = np.zeros(sizes) if row is None or not sizes else np.broadcast_to(row, (*sizes[:-1], length))
-        made[value.name] = array.astype(tensor_dtype_to_np_dtype(value.dtype))
-    return made
+    return text_feeds((value for value in model.graph.inputs if value.tensor is None), given)
