@@ -5,10 +5,31 @@ It comes last: what is filled up or folded has no counterpart in the float model
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from onnxq.ir import Model
 from onnxq.ir.pass_manager import OPTIMIZE, find_passes, run_passes
 from onnxq.simplify import convert
 from onnxq.targets.target import load_target
+
+ATTENTION = ("group_query_attention", "cached_attention")
+
+
+def softmax_in_attention(model: Model, target: str) -> set[str]:
+    """Return the outputs of Softmax that attention is going to hold, once the weights of products are in blocks.
+
+    Args:
+        model: A float model.
+        target: Name of the runtime.
+
+    """
+    passes = [replace(each, operators=("Softmax",)) for each in find_passes(OPTIMIZE) if each.name in ATTENTION]
+    made = run_passes(model.copy(), passes, target=load_target(target), convert=convert).model
+    return _softmax(model) - _softmax(made)
+
+
+def _softmax(model: Model) -> set[str]:
+    return {node.outputs[0].name for node in model.graph.nodes if node.op_type == "Softmax" and node.outputs[0]}
 
 
 def optimize_for_target(model: Model, target: str) -> Model:

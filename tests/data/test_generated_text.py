@@ -82,6 +82,30 @@ def test_a_batch_of_one_writes_the_same(length, write):
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("write", [generated_text, drafted_text])
+def test_an_open_batch_may_be_stated_where_only_one_row_runs(write, monkeypatch):
+    expected, run, given = [sample["ids"] for sample in write(decoder())], module.run_session, []
+
+    def single(session, names, feeds):
+        given.append(len(feeds["ids"]))
+        if given[-1] > 1:
+            raise module.SessionError("tables have one row")
+        return run(session, names, feeds)
+
+    monkeypatch.setattr(module, "run_session", single)
+    np.testing.assert_array_equal([sample["ids"] for sample in write(decoder())], expected)
+    assert set(given) == {1, module.MOST_SEQUENCES}
+
+
+def test_a_model_that_runs_nothing_writes_nothing(monkeypatch):
+    def fails(*given):
+        raise module.SessionError("it is broken")
+
+    monkeypatch.setattr(module, "run_session", fails)
+    assert not generated_text(decoder())
+    assert not drafted_text(decoder())
+
+
 def test_a_larger_model_drafts_fewer_sequences(monkeypatch):
     model = decoder()
     monkeypatch.setattr(module, "PRODUCTS", 20.5 * module.PASSES * LENGTH * model.weight_bytes // 4)

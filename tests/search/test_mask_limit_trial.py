@@ -7,6 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from decoders import HEAD as WIDE
+from decoders import HEADS as CACHED
+from decoders import TOKENS as TOKEN_COUNT
+from decoders import optimum_decoder
 from helpers import ALL, count_ops, floats, node, recipe_of, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +18,7 @@ from mask_support import CAUSAL, HEADS, LENGTH, LOWEST, attention, causal, feeds
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxq.pipeline.quantize import quantize
-from onnxq.planning.recipe import load_recipe
+from onnxq.planning.recipe import in_blocks, load_recipe
 from onnxq.rescaling.mask_limits import MaskLimit
 from onnxq.search.held_out import HoldoutSplit
 from onnxq.search.trials import mask_limit_trial
@@ -377,3 +381,18 @@ def test_other_rows_behind_a_reshape_are_left_alone(tmp_path: Path) -> None:
     weights = windowed(LENGTH * 2) | {"whole": np.array([WINDOWS, HEADS, LENGTH, LENGTH])}
     prepared, split = ready_for(attention(WINDOWED, weights, behind=rows), samples, tmp_path)
     assert limit_attention_masks(prepared, split) is prepared
+
+
+def test_attention_that_becomes_one_operator_keeps_its_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sample(seed: int) -> dict[str, np.ndarray]:
+        ids = np.random.default_rng(seed).integers(0, TOKEN_COUNT, (1, 12))
+        caches = {f"past_key_values.0.{part}": np.zeros((1, CACHED, 0, WIDE), np.float32) for part in ("key", "value")}
+        return {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(12)[None], **caches}
+
+    looked = []
+    monkeypatch.setattr(mask_limit_trial, "choose_limits", lambda found, known: looked.append(len(found)))
+    samples = [sample(seed) for seed in range(6)]
+    for recipe in (in_blocks(4, 32), recipe_of("weight-int8")):
+        prepared, split = ready_for(optimum_decoder(), samples, tmp_path, recipe=recipe)
+        assert limit_attention_masks(prepared, split) is prepared
+    assert looked == [1]  # weights of a scale a channel keep the operators of attention

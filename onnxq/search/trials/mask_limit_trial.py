@@ -12,6 +12,7 @@ from onnxq.ir import Model, Value, commit
 from onnxq.ir.shape_inference.dims import product
 from onnxq.ir.shape_inference.symbolic import Shapes
 from onnxq.ir.shape_inference.types import infer_types
+from onnxq.optimize.optimize import softmax_in_attention
 from onnxq.rescaling.attention_masks import DEEPEST, MaskedSoftmax, ValueLookup, find_masked
 from onnxq.rescaling.mask_limits import MaskLimit, choose_limits, limit_patch
 from onnxq.runtime.session import InMemory, SessionError, open_session, run_session
@@ -41,6 +42,7 @@ def limit_attention_masks(prepared: Prepared, split: HoldoutSplit) -> Prepared:
 
     How deep is chosen on one half of the samples; on the other, the outputs have to stay the same. Samples that are
     made up say nothing about scores. A target that is not simplified for keeps its masks unless it has scores in codes.
+    So does attention that becomes one operator: limits would be no part of that, and keep it apart.
     """
     recipe, coded = prepared.plan.recipe, {value.name for value in prepared.plan.ranges}
     if prepared.fast or not recipe.simplify or split.samples.made_up or split.halves is None:
@@ -56,6 +58,9 @@ def limit_attention_masks(prepared: Prepared, split: HoldoutSplit) -> Prepared:
         read = masked.softmax.inputs[0]
         masked.coded = not coded.isdisjoint(value.name for value in (read, masked.scores) if value is not None)
     found = [masked for masked in found if recipe.simplifies or masked.coded]
+    if found and any(d.settings is not None and d.settings.form == "matmulnbits" for d in prepared.plan.decisions):
+        joined = softmax_in_attention(model, recipe.scheme.target)
+        found = [masked for masked in found if masked.coded or _result(masked) not in joined]
     if not found:
         return prepared
     try:
@@ -69,6 +74,11 @@ def limit_attention_masks(prepared: Prepared, split: HoldoutSplit) -> Prepared:
     infer_types(model)
     changed = copy_prepared(replace(prepared, model=model, notes=(*prepared.notes, *_notes(chosen))))
     return changed if split.judge.sqnr_towards(changed.model, SAME) >= SAME else prepared
+
+
+def _result(masked: MaskedSoftmax) -> str:
+    result = masked.softmax.outputs[0]
+    return "" if result is None else result.name
 
 
 def _look(model: Model, found: Sequence[MaskedSoftmax], samples: Samples) -> None:
