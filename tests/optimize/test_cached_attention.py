@@ -33,6 +33,18 @@ def rotated(name: str) -> list[onnx.NodeProto]:
     ]
 
 
+def normed(name: str) -> list[onnx.NodeProto]:
+    """Divide heads by their root mean square, in small nodes."""
+    return [
+        node("Mul", f"{name}0 {name}0", f"{name}square"),
+        node("ReduceMean", f"{name}square", f"{name}mean", axes=[-1]),
+        node("Add", f"{name}mean tiny", f"{name}sum"),
+        node("Sqrt", f"{name}sum", f"{name}root"),
+        node("Div", f"{name}0 {name}root", f"{name}unit"),
+        node("Mul", f"{name}unit gains", f"{name}4"),
+    ]
+
+
 def hidden() -> list[onnx.NodeProto]:
     """Let a token see what the mask admits, as far as itself."""
     return [
@@ -53,7 +65,13 @@ def hidden() -> list[onnx.NodeProto]:
 
 
 def decoder(
-    *, cached: bool = True, low: float = -np.inf, where: bool = False, tail: str = "", length: int | str = "length"
+    *,
+    cached: bool = True,
+    low: float = -np.inf,
+    where: bool = False,
+    tail: str = "",
+    length: int | str = "length",
+    norm: bool = False,
 ) -> onnx.ModelProto:
     """Attention of heads that share keys and values, with rotations at given places."""
     nodes = [
@@ -66,8 +84,10 @@ def decoder(
         node("Unsqueeze", "cos ones", "cos4"), node("Unsqueeze", "sin ones", "sin4"),
     ]  # fmt: skip
     for name in "qkv":
+        within = norm and name != "v"
         nodes += [
-            node("Reshape", f"{name} split", f"{name}4"),
+            node("Reshape", f"{name} split", f"{name}0" if within else f"{name}4"),
+            *(normed(name) if within else []),
             node("Transpose", f"{name}4", f"{name}h", perm=[0, 2, 1, 3]),
         ]
     nodes += [*rotated("q"), *rotated("k")]
@@ -106,7 +126,7 @@ def _model(nodes: list[onnx.NodeProto], cached: bool, low: float, length: int | 
         "half": np.array([SIZE // 2]), "end": np.array([1 << 62]), "last": np.array([-1]), "middle": np.array([1, 2]),
         "split": np.array([0, 0, -1, SIZE]), "joined": np.array([0, 0, WIDTH]), "scale": np.float32(0.3),
         "repeat": np.array([1, 1, HEADS // KV_HEADS, 1, 1]), "together": np.array([0, HEADS, -1, SIZE]),
-        "none": np.float32(0), "low": np.float32(low),
+        "none": np.float32(0), "low": np.float32(low), "tiny": np.float32(1e-6), "gains": 1 + floats(SIZE, seed=3),
         "rates": (1e4 ** -(np.arange(SIZE // 2) / (SIZE // 2))).astype(np.float32),
     }  # fmt: skip
     read = {name for step in nodes for name in step.input}
@@ -175,6 +195,21 @@ def test_it_is_one_operator_of_the_same_values(cached: bool, low: float, where: 
             for level in (NONE, ALL):
                 for ours, theirs in zip(run(after.SerializeToString(), given, level), expected, strict=True):
                     np.testing.assert_allclose(ours, theirs, atol=3e-6)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_norms_of_heads_stay_in_front_of_it(cached: bool) -> None:
+    proto = decoder(cached=cached, norm=True)
+    after, count = optimized(proto)
+    assert count == 1
+    counts = count_ops(after)
+    assert (counts["Attention"], counts["RotaryEmbedding"], counts["Sqrt"]) == (1, 2, 2)
+    assert "Softmax" not in counts
+    for batch, many, past in [(1, 1, 6), (2, 4, 3)] if cached else [(1, 7, None), (2, 3, None)]:
+        given = feeds(batch, many, past, left=2)
+        pairs = zip(run(after.SerializeToString(), given), run(proto.SerializeToString(), given), strict=True)
+        for ours, theirs in pairs:
+            np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
 def test_a_length_that_projections_have_lost_is_that_of_the_inputs() -> None:

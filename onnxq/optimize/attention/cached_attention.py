@@ -155,7 +155,8 @@ class _Prover:
             found = chosen_shapes(self._graph, case.names, self._opset, case.given)
             self._shapes[batch, length, past] = found
         for place, side in enumerate(region.sides):
-            case.name(side.entry, (batch, length, *((None,) * (len(side.entry.shape or ()) - 2))))
+            heads = self._shapes[batch, length, past].get(side.entry, ())[2:]
+            case.name(side.entry, (batch, length, *(heads or (None,) * (len(side.entry.shape or ()) - 2))))
             if side.cache is not None:
                 case.name(side.cache, (batch, None, past, None))
             spread = 1.0 if place < 2 else 2.0
@@ -187,7 +188,8 @@ class _Case:
         """
         shape = value.shape or ()
         found = []
-        for own, size in zip(shape, sizes, strict=True):
+        for own, told in zip(shape, sizes, strict=True):
+            size = self.names.get(own) if told is None and isinstance(own, str) else told
             if isinstance(own, str) and size is not None and self.names.setdefault(own, size) == size:
                 found.append(size)
             elif isinstance(own, int) and size in (None, own):

@@ -5,7 +5,7 @@ Tests: `tests/optimize/test_cached_attention.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from onnxq.ir.graph import Node, Value
@@ -15,6 +15,7 @@ from onnxq.optimize.attention.sizes import MEASURES
 PATH = ADMITTED | frozenset(("Cast", "IsNaN"))
 HEADED = PROJECTED + 1  # axes of a value with one for heads
 FURTHEST = 10  # nodes from probabilities to the result
+HEADS_FIRST = [0, 2, 1, 3]  # order of axes
 LENGTH = (2, -2)  # the axis along which a cache grows
 
 
@@ -68,8 +69,8 @@ class CachedRegion:
 class _Walk:
     """Nodes behind a value, back to projections and caches."""
 
-    def __init__(self, told: set[Value]) -> None:
-        self.told = told
+    def __init__(self, told: set[Value], ends: Collection[Value] = ()) -> None:
+        self.told, self.ends = told, ends
         self.nodes: dict[Node, None] = {}
         self.entries: dict[Value, None] = {}
         self.caches: dict[Value, Value] = {}
@@ -86,6 +87,7 @@ class _Walk:
             node = found.producer
             rank = None if found.shape is None else len(found.shape)
             inside = node is not None and node.graph is value.graph and not node.domain and node.op_type in PATH
+            inside = inside and found not in self.ends
             if rank == PROJECTED and found is not value:
                 self.entries[found] = None
             elif inside and node is not None:
@@ -108,6 +110,17 @@ class _Walk:
             self.caches[reads[0]] = made
             reads = reads[1:]
         return reads
+
+    def past_norms(self, value: Value) -> _Walk:
+        """Return the walk that ends in front of a Transpose of heads if it comes to several entries.
+
+        A norm of heads that is written as small nodes reads what it norms twice.
+        """
+        turned = [node.inputs[0] for node in self.nodes if node.attribute("perm") == HEADS_FIRST]
+        ends = [one for one in turned if one is not None and one.shape is not None and len(one.shape) == HEADED]
+        if self.odd or len(self.entries) < 2 or not ends:
+            return self
+        return _Walk(self.told, ends).back(value)
 
     def side(self) -> Side | None:
         """Return the one entry and its cache, if it is so simple."""
@@ -134,9 +147,10 @@ def find_cached_region(softmax: Node, told: set[Value]) -> CachedRegion | None:
     if result is None or result.shape is None or len(result.shape) != PROJECTED or found is None:
         return None
     product, mask = found
-    walks = [_Walk(told).back(value) for value in (*product.inputs, mixed.inputs[1]) if value is not None]
+    read = [value for value in (*product.inputs, mixed.inputs[1]) if value is not None]
+    walks = [_Walk(told).back(value).past_norms(value) for value in read]
     sides = [walk.side() for walk in walks]
-    whole = _Walk(told).back(result)
+    whole = _Walk(told, {end for walk in walks for end in walk.ends}).back(result)
     if len(sides) != 3 or sides[0] is None or sides[1] is None or sides[2] is None or whole.odd:
         return None
     made = (sides[0], sides[1], sides[2])

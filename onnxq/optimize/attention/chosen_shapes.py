@@ -64,6 +64,10 @@ def _shapes(node: Node, sizes: Sizes, opset: int) -> list[SampleShape]:
         return [sizes.shape(values[0])]
     if node.op_type in ELEMENTWISE:
         return [np.broadcast_shapes(*map(sizes.shape, values))]
+    if node.op_type == "ReduceMean" and node.attribute("keepdims", 1):
+        read, axes = sizes.shape(values[0]), node.attribute("axes") or sizes.of(values[1])
+        kept = {int(axis) % len(read) for axis in axes}
+        return [tuple(1 if place in kept else size for place, size in enumerate(read))]
     if node.op_type in ("MatMul", "Gemm"):
         return [_product(node, *map(sizes.shape, values[:2]))]
     if node.op_type == "Gather":
