@@ -68,8 +68,8 @@ def plan(
 
     Whether data or statistics are given decides between static and dynamic. They are opened, but not read through.
     """
+    from onnxq.cli.tables import write_plan
     from onnxq.cli.terminal import TerminalObserver, warn
-    from onnxq.cli.write import write_plan
     from onnxq.pipeline.plan import plan as planned
     from onnxq.planning.recipe import choose_recipe
     from onnxq.stages.kernel_timing import Timing

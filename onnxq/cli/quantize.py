@@ -198,8 +198,8 @@ def _write(
     force: bool,
 ) -> None:
     """Write a report and print the product, and which command measures the result."""
+    from onnxq.cli.tables import write_plan, write_report
     from onnxq.cli.terminal import note, warn
-    from onnxq.cli.write import write_plan, write_report
     from onnxq.errors import OutputError
     from onnxq.report import write_report as save_report
 

@@ -1,4 +1,4 @@
-"""Reports as compact tables for a terminal.
+"""Reports as compact tables for a terminal, or as JSON.
 
 Tests: `tests/cli/test_cli_tables.py`.
 """
@@ -6,6 +6,7 @@ Tests: `tests/cli/test_cli_tables.py`.
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -15,7 +16,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from onnxq.cli.terminal import TIE
+from onnxq.cli.options import Format
+from onnxq.cli.terminal import TIE, show
 from onnxq.data.input_summary import InputSummary, short
 from onnxq.explanation.inspect import Inspection
 from onnxq.report import Report
@@ -76,6 +78,22 @@ class _Columns:
             yield Padding(Text(" " * GAP).join(cell for cell in cells if cell.plain), (0, 0, 0, INDENT))
             if last.plain:
                 yield Padding(last, (0, 0, 0, INDENT + 4))
+
+
+def write_report(report: Report, output_format: Format) -> None:
+    """Print what a run did."""
+    if output_format is Format.JSON:
+        sys.stdout.write(report.to_json())
+    else:
+        show(*report_tables(report))
+
+
+def write_plan(report: Report, output_format: Format) -> None:
+    """Print the decision about every node."""
+    if output_format is Format.JSON:
+        sys.stdout.write(report.to_json())
+    else:
+        show(*plan_tables(report))
 
 
 def columns(head: Sequence[str], rows: Sequence[Sequence[Cell]], right: Sequence[int] = ()) -> RenderableType:

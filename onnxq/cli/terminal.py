@@ -66,9 +66,9 @@ def stderr() -> Console:
 
 def _console(stream: TextIO, width: int | None = None) -> Console:
     """Make a console that takes for a terminal what is one: FORCE_COLOR writes no escape codes into a file or a log."""
-    from rich.console import Console  # --help needs none of Rich
+    from onnxq.cli.console import SteadyConsole  # --help needs none of Rich
 
-    return Console(
+    return SteadyConsole(
         file=stream, force_terminal=_is_terminal(stream), highlight=False, emoji=False, markup=False, width=width
     )
 

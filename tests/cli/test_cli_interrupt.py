@@ -247,6 +247,16 @@ def test_a_reader_that_goes_away(folder: Path) -> None:
     assert (process.returncode, STEPS.sub("", err)) == (141, "")
 
 
+@pytest.mark.parametrize("command", ["quantize digits_cnn.onnx --fast -v", "quantize gone.onnx"])
+def test_a_reader_of_messages_that_goes_away_changes_nothing_else(folder: Path, command: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([*ONNXQ, *command.split()], stdout=subprocess.PIPE, stderr=write, text=True, cwd=folder)
+    os.close(write)
+    assert (done.returncode, (folder / "digits_cnn.int8.onnx").exists()) == ((2, False), (0, True))["-v" in command]
+    assert ("next" in done.stdout) == ("-v" in command)
+
+
 def test_no_color_and_no_terminal_mean_plain_text(folder: Path) -> None:
     plain = {**os.environ, "FORCE_COLOR": "", "NO_COLOR": "1"}
     done = subprocess.run([*ONNXQ, "plan", "digits_cnn.onnx"], capture_output=True, text=True, cwd=folder, env=plain)
