@@ -32,7 +32,7 @@ from onnxq.search.bias_correction import correct_biases
 from onnxq.search.candidates import float_time
 from onnxq.search.cross_validation import CrossValidated, cross_validate
 from onnxq.search.fast_search import ENOUGH as ENOUGH_IF_FAST
-from onnxq.search.fast_search import compared, fewest_for_use
+from onnxq.search.fast_search import calibrated, compared, fewest_for_use
 from onnxq.search.held_out import HoldoutSplit
 from onnxq.search.meet_budget import SearchOutcome, bits_by_size, meet_accuracy, settle_codes
 from onnxq.search.sensitivity import also_measured
@@ -56,6 +56,7 @@ from onnxq.verification.layerwise import with_layers
 from onnxq.verification.user_metric import try_metric
 
 FITTED = ", the ones calibrated on"
+FEWER = "calibrated on {} of {} samples: a fast run takes no more than it has time for"
 RANDOM_SAMPLES = 4  # without data: enough to time a model and to see that it runs
 
 
@@ -119,6 +120,8 @@ def _choose_and_rewrite(
     A fast run has no second moments. It keeps the rest until the comparison has shown whether to search after all.
     """
     observer, budget, samples, stats = request.observer, request.budget, request.samples, request.stats
+    if prepared.fast and samples is not None and stats is None:
+        samples = _few_to_calibrate(prepared, samples)
     if stats is None:
         prepared = transform_values(prepared, split, observer, lambda replanned: _expect(replanned, split, request))
     spill_weights(prepared.model, split.baseline, request.scratch)
@@ -145,6 +148,20 @@ def _choose_and_rewrite(
     return _rewrite(variants, outcome, halves, request), kept
 
 
+def _with_few_calibrated(report: Report, calibrated_on: int, count: int | None) -> Report:
+    """Say in a report how many samples were calibrated on, where that is not all of them."""
+    if not calibrated_on or count is None or calibrated_on == count:
+        return report
+    note = FEWER.format(calibrated_on, count)
+    return replace(report, calibration_samples=calibrated_on, notes=(*report.notes, note))
+
+
+def _few_to_calibrate(prepared: Prepared, samples: Samples) -> Samples:
+    """Return what a fast run calibrates on: all samples, or some from all over them where those would take long."""
+    count = samples.count
+    return samples if count is None else samples.spread(calibrated(float_time(prepared.plan), count))
+
+
 def _also_measured(prepared: Prepared, request: Request) -> list[Value]:
     """Return what the search is to ask for beyond the plan, or may ask for in a fast run."""
     if prepared.fast:
@@ -166,6 +183,8 @@ def _rewrite(variants: Variants, outcome: SearchOutcome, halves: CrossValidated 
     observer.step("rewrite")
     report = replace(plan_report(prepared), sensitivity=outcome.sensitivity)
     report = replace(report, latencies=predicted_latencies(prepared.plan))
+    if prepared.fast and samples is not None and request.stats is None:
+        report = _with_few_calibrated(report, variants.stats.samples, samples.count)
     if request.detailed:
         report = replace(report, activations=activation_records(prepared.plan, qparams, variants.stats))
     weights = variants.weights
@@ -200,7 +219,8 @@ def _verified(rewritten: _Rewritten, before: Model, probe: Samples, request: Req
             comparison = with_layers(comparison, before, by_layers, probe)
         observer.step("families")
         families = family_figures(saturating, comparison.worst_sqnr, lost(), report.latencies)
-    fitted = data is not None and request.stats is None and (prepared.plan.calibrated() or report.weights)
+    on_all = data is not None and request.stats is None and report.calibration_samples is None
+    fitted = on_all and (prepared.plan.calibrated() or report.weights)
     judged = probe.describe(comparison.samples) + (FITTED if fitted else "")
     report = replace(report, comparison=comparison, samples=judged, families=families)
     if halves is not None and data is not None:

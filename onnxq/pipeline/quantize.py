@@ -386,4 +386,5 @@ def _write(result: Quantized, destination: _Destination, request: Request) -> Re
     report = replace(report, seconds=observer.seconds(), budget=kept, made=made)
     if samples is None:
         return report
-    return replace(report, calibration_samples=samples.count, preparations=samples.preparations)
+    calibrated = report.calibration_samples or samples.count
+    return replace(report, calibration_samples=calibrated, preparations=samples.preparations)

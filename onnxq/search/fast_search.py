@@ -17,8 +17,8 @@ import numpy as np
 
 from onnxq.data.samples import Samples
 from onnxq.errors import OnnxqError
-from onnxq.planning.decision import Choices, Decision, Override, node_key
-from onnxq.search.candidates import find_candidates, is_priced, searchable
+from onnxq.planning.decision import Choices, Decision, Override, Plan, node_key
+from onnxq.search.candidates import find_candidates, float_time, is_priced, searchable
 from onnxq.search.held_out import HoldoutSplit
 from onnxq.search.meet_budget import stored_unless_worthwhile, towards_goals
 from onnxq.search.mixed_precision import SearchResult
@@ -29,13 +29,19 @@ from onnxq.search.wide_weights import widen_stored_weights
 from onnxq.verification.records import Contribution
 
 # dB, and the share of the saved time given back for each, with all goals before. Other samples lose some dB
-GOALS = ((20.0, math.inf), (22.0, 0.3), (24.0, 0.1))
+GOALS = ((21.0, math.inf), (22.0, 0.3), (24.0, 0.1))
 ENOUGH = GOALS[-1][0]
-HOPELESS = 12.0  # dB, below which no few nodes are enough: a small transformer with 11 dB would take 4 s to show it
+HOPELESS = 16.0  # dB, below which few nodes are hardly ever enough, and a search would take seconds to show it
 TOO_FAR = "in 8 bit, the model is too far from float"
-FEW_NODES, GROUPS, WORST = 16, 8, 2  # each alone; groups, and how many of these are taken apart
+GROUPS, FEWEST_TRIALS, MOST_TRIALS = 4, 10, 16  # at first; groups and halves of them that are run
+# Nanoseconds of work that these may take, and what a node takes to be planned, written and loaded
+BUDGET, NODE_WORK = 6e8, 2.5e5
+UNSEEN = 0.1  # of a group's error, which a half has that was not run: without any, no price would return it to float
 # Samples of the comparison: an eighth of all where that is fewer than four, and as many as take little time
 LEAST, MOST, SHARE, LITTLE_TIME = 2, 16, 8, 5e7  # nanoseconds of float runs, by the table of kernel times
+# Samples of the calibration. Its sums in float64 take four float runs. They may take as much as one run for each sample
+# that there is, and some nanoseconds. Below sixteen samples, ranges are a matter of luck
+FEWEST_CALIBRATED, FLOAT_RUNS, CALIBRATION_TIME = 16, 4, 5e8
 
 
 def fewest_for_use(variants: Variants, samples: Samples, reached: float) -> Choices:
@@ -57,13 +63,14 @@ def fewest_for_use(variants: Variants, samples: Samples, reached: float) -> Choi
             return widen_stored_weights(few, _stored(nodes), _shared_out(nodes, {}))
         whole = few.judge.noise(few.model({}))
         start = SearchResult({}, met=True, sqnr=worst_decibels(whole))
-        found_noises = _contributions(few, nodes, whole)
+        found_noises = _contributions(few, nodes, whole, _trials(plan, samples))
         ranked = find_candidates(plan, found_noises, variants.prepared.model.opset)
         goals = GOALS if is_priced(plan) else GOALS[:1]
         found = towards_goals(few, ranked, start, goals=goals)
         missed = found.sqnr is None or found.sqnr < GOALS[0][0]
-        choices = _stored(nodes) if missed else stored_unless_worthwhile(few, found.choices)
-        return widen_stored_weights(few, choices, found_noises)
+        if missed:  # with the error of weights alone, which is another than what was found
+            return widen_stored_weights(few, _stored(nodes), _shared_out(nodes, {}))
+        return stored_unless_worthwhile(few, found.choices)
     except OnnxqError:  # the comparison says what is wrong
         return {}
 
@@ -85,13 +92,30 @@ def compared(run_time: float, count: int | None) -> int:
     return max(LEAST, share, min(int(LITTLE_TIME / max(run_time, 1.0)), MOST))
 
 
-def _contributions(few: Variants, nodes: Sequence[Decision], whole: np.ndarray) -> tuple[Contribution, ...]:
+def calibrated(run_time: float, count: int) -> int:
+    """Return how many of so many samples a fast run calibrates on; for the arguments see `compared`."""
+    most = (count + CALIBRATION_TIME / max(run_time, 1.0)) / FLOAT_RUNS
+    return min(max(int(most), FEWEST_CALIBRATED), count)
+
+
+def _trials(plan: Plan, samples: Samples) -> int:
+    """Return how many groups a fast run may try, by the work that one is expected to take: the same on any computer."""
+    one = float_time(plan)
+    work = NODE_WORK * len(plan.decisions) + one * (samples.count or LEAST)
+    return min(max(int(BUDGET / work), FEWEST_TRIALS), MOST_TRIALS)
+
+
+def _contributions(
+    few: Variants, nodes: Sequence[Decision], whole: np.ndarray, trials: int
+) -> tuple[Contribution, ...]:
     """Share out among the nodes of each group what the error of values that miss the goal loses without the group.
 
     Args:
         few: The quantized model.
         nodes: Those that may compute in float.
         whole: The error of each value by its size with all of them quantized.
+        trials: How many groups may be run. The one that matters most is cut in two; one half is run, and the other has
+            what is left.
 
     """
     wrong = whole >= min(10 ** (-ENOUGH / 10), float(whole.max()))
@@ -102,11 +126,17 @@ def _contributions(few: Variants, nodes: Sequence[Decision], whole: np.ndarray) 
         return {group: max(gain, 0.0) for group, gain in zip(groups, lost, strict=True)}
 
     everything = range(len(nodes))
-    found = gains(equal_parts(everything, len(nodes) if len(nodes) <= FEW_NODES else GROUPS))
-    worst = [group for group in sorted(found, key=lambda group: (-found[group], group.start)) if len(group) > 1]
-    if worst:
-        again = gains([part for group in worst[:WORST] for part in equal_parts(group, GROUPS // WORST)])
-        found = {group: gain for group, gain in found.items() if group not in worst[:WORST]} | again
+    found = gains(equal_parts(everything, len(nodes) if len(nodes) <= trials else GROUPS))
+    for _ in range(trials - len(found)):
+        worst = min(
+            (group for group in found if len(group) > 1), key=lambda one: (-found[one], one.start), default=None
+        )
+        if worst is None:
+            break
+        first, second = equal_parts(worst, 2)
+        found |= gains([first])
+        all_of_it = found.pop(worst)
+        found[second] = max(all_of_it - found[first], UNSEEN * all_of_it)
     return _shared_out(nodes, {place: gain / len(group) for group, gain in found.items() for place in group})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +17,11 @@ import onnxq.runtime.in_memory
 import onnxq.runtime.session
 from onnxq.errors import CheckFailed
 from onnxq.pipeline.quantize import quantize
+from onnxq.planning.decision import Choices
 from onnxq.planning.recipe import parse_recipe
 from onnxq.search.budget import Budget
-from onnxq.search.fast_search import compared
+from onnxq.search.fast_search import calibrated, compared
+from onnxq.search.variants import Variants
 from onnxq.stages.measure import also_in_8bit
 
 SHARED = Path(__file__).parents[2] / "../shared/arena"
@@ -172,6 +175,44 @@ def test_what_is_good_enough_is_not_searched(tmp_path, monkeypatch):
 )
 def test_fewer_samples_are_compared_where_each_takes_long(run_time, count, expected):
     assert compared(run_time, count) == expected
+
+
+@pytest.mark.parametrize(
+    ("run_time", "count", "expected"), [(1e9, 8, 8), (1e9, 64, 16), (1e9, 2000, 500), (1e7, 100, 37), (1e6, 64, 64)]
+)
+def test_fewer_samples_are_calibrated_on_where_all_take_long(run_time, count, expected):
+    assert calibrated(run_time, count) == expected
+
+
+def test_a_report_says_how_many_samples_were_calibrated_on(model, recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr("onnxq.search.fast_search.CALIBRATION_TIME", 0)
+    monkeypatch.setattr("onnxq.search.fast_search.FEWEST_CALIBRATED", 1)
+    report = quantize(model, recipe, output=tmp_path / "q.onnx", samples=samples(), fast=True)
+    assert report.calibration_samples == 2
+    assert any(note.startswith("calibrated on 2 of 8 samples") for note in report.notes)
+    assert "the ones calibrated on" not in report.samples
+    reads = np.concatenate([samples()[place]["x"] for place in (0, 4)]) * stored(model)["s"]
+    scale = next(array for key, array in stored(tmp_path / "q.onnx").items() if key == "m_scale")
+    assert scale == pytest.approx((max(reads.max(), 0) - min(reads.min(), 0)) / 255, rel=1e-6)
+
+
+def test_a_search_runs_few_groups_of_nodes(tmp_path, monkeypatch):
+    worst, tried = 13, []
+    data = spoilt_convolutions(tmp_path / "m.onnx", [14 if index == worst else 1 for index in range(20)])
+    original = Variants.noises
+    monkeypatch.setattr(Variants, "noises", lambda self, kept, **more: original(self, noted(tried, kept), **more))
+    report = quantize(tmp_path / "m.onnx", output=tmp_path / "q.onnx", samples=data, fast=True)
+    schemes = [one.scheme for one in report.nodes if one.op_type == "Conv"]
+    assert 4 < len(tried) <= 16
+    assert schemes[worst] != "static-int8"
+    assert schemes.count("static-int8") >= 17
+    assert report.comparison.worst_sqnr >= 20
+
+
+def noted(tried: list[Choices], several: Iterable[Choices]) -> Iterator[Choices]:
+    for choices in several:
+        tried.append(choices)
+        yield choices
 
 
 def test_it_runs_without_data(model, tmp_path):
