@@ -29,6 +29,7 @@ VARIED = 1e-2
 FIRST, CLEARLY = 3, 50  # samples that are enough where an output's variance is so many times `HARDLY`
 LEAST_CLASSES, LEAST_SAMPLES = 10, 6
 UNSURE, SURE, MUCH_SURER = 0.25, 0.45, 2.5  # mean probability of the class that is chosen, and how it rises
+ROUNDING = 1e-6  # of a mean probability
 FEW_CLASSES, MORE_CLASSES = 0.75, 1.2  # classes chosen by the number of samples, and how they become more
 UNLIKE = "Look at the values: indices beyond a table, or sizes that do not go together."
 OF_OTHERS = "The ids are those of another model: take its own tokenizer, or the classes that it was trained on."
@@ -185,10 +186,11 @@ def _surer(
     if certainty > UNSURE or classes > FEW_CLASSES:
         return None
     fitting: list[tuple[float, OtherValues]] = []
+    least = max(SURE, MUCH_SURER * certainty)
     for other in other_values(summary):
-        tried = _outputs(session, replaced(samples, summary.name, other.change))
+        tried = _outputs_if_sure(session, replaced(samples, summary.name, other.change), least)
         answers = next((found for column in tried if (found := _answers(column)) is not None), None)
-        if answers is None or answers[0] < max(SURE, MUCH_SURER * certainty) or answers[1] < MORE_CLASSES * classes:
+        if answers is None or answers[0] < least or answers[1] < MORE_CLASSES * classes:
             continue
         fitting.append((answers[0], other))
     if not fitting:
@@ -196,6 +198,21 @@ def _surer(
     message = f"the model is unsure of every sample ({100 * certainty:.0f} % for the class that it chooses)"
     then = f"with other values of '{summary.name}' it is sure ({100 * fitting[0][0]:.0f} %)"
     return WarningLine(CODE, f"{message}; {then}", remedy([other for _, other in fitting[:2]], files=files))
+
+
+def _outputs_if_sure(session: Session, samples: Sequence[Sample], least: float) -> list[list[np.ndarray]]:
+    """Run all samples as `_outputs` does; nothing where their mean probability cannot reach `least` any more."""
+    columns: list[list[np.ndarray]] = []
+    for done, sample in enumerate(samples, 1):
+        run = run_session(session, None, sample)
+        columns = columns or [[] for _ in run]
+        for column, array in zip(columns, run, strict=True):
+            column.append(array)
+        found = [answers[0] for column in columns if (answers := _answers(column)) is not None]
+        most = max(found, default=0.0) * done + len(samples) - done
+        if not found or most < (least - ROUNDING) * len(samples):
+            return []
+    return columns
 
 
 def _answers(column: Sequence[np.ndarray]) -> tuple[float, float] | None:

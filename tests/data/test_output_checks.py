@@ -69,6 +69,25 @@ def test_a_classifier_that_is_unsure_but_gives_all_classes_is_not_warned_of() ->
     assert codes(classifier(40.0, prior=0.0), samples(1.0)) == []
 
 
+def test_other_values_are_run_no_further_than_they_can_be_sure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None makes this classifier sure: after 7 of 12 samples of next to no certainty, the rest cannot reach 45 %."""
+    runs: list[int] = []
+    original = output_checks.run_session
+
+    def counted(*given: Any) -> list[Any]:
+        runs.append(1)
+        return original(*given)
+
+    monkeypatch.setattr(output_checks, "run_session", counted)
+    model, given = classifier(1e9), samples(1.0)
+    [summary] = examine(model, given).inputs
+    runs.clear()
+    found = [one.code for one in output_checks.output_warnings(model, given, {summary.name: summary})]
+    assert "wrong-normalization" not in found
+    others = len(list(other_values(summary)))
+    assert COUNT + 7 * others <= len(runs) < COUNT + 9 * others
+
+
 def test_large_outputs_that_hardly_differ_are_told_by_a_part_of_them() -> None:
     """2^18 elements that are equal but for a little noise; every 64th is a constant."""
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
