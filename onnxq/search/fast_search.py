@@ -31,6 +31,7 @@ from onnxq.verification.records import Contribution
 # dB, and the share of the saved time given back for each, with all goals before. Other samples lose some dB
 GOALS = ((21.0, math.inf), (22.0, 0.3), (24.0, 0.1))
 ENOUGH = GOALS[-1][0]
+OF_USE = 20.0  # dB, below which all weights are only stored; the first goal is higher, for few samples judge it
 HOPELESS = 16.0  # dB, below which few nodes are hardly ever enough, and a search would take seconds to show it
 TOO_FAR = "in 8 bit, the model is too far from float"
 GROUPS, FEWEST_TRIALS, MOST_TRIALS = 4, 10, 16  # at first; groups and halves of them that are run
@@ -67,7 +68,7 @@ def fewest_for_use(variants: Variants, samples: Samples, reached: float) -> Choi
         ranked = find_candidates(plan, found_noises, variants.prepared.model.opset)
         goals = GOALS if is_priced(plan) else GOALS[:1]
         found = towards_goals(few, ranked, start, goals=goals)
-        missed = found.sqnr is None or found.sqnr < GOALS[0][0]
+        missed = found.sqnr is None or found.sqnr < OF_USE
         if missed:  # with the error of weights alone, which is another than what was found
             return widen_stored_weights(few, _stored(nodes), _shared_out(nodes, {}))
         return stored_unless_worthwhile(few, found.choices)
