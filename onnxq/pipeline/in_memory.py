@@ -22,6 +22,7 @@ from onnxq.pipeline.offload import release_pages, spill_moments, spill_weights
 from onnxq.pipeline.plan import plan_report
 from onnxq.pipeline.request import Quantized, Request
 from onnxq.pipeline.schedule import Schedule
+from onnxq.pipeline.untransformed import copy_before_transforms, stored_untransformed
 from onnxq.progress import expect
 from onnxq.report import Report, activation_records
 from onnxq.report.details import kernels_of, layer_sizes, operator_times
@@ -122,8 +123,11 @@ def _choose_and_rewrite(
     observer, budget, samples, stats = request.observer, request.budget, request.samples, request.stats
     if prepared.fast and samples is not None and stats is None:
         samples = _few_to_calibrate(prepared, samples)
+    unchanged = copy_before_transforms(prepared, request)
     if stats is None:
         prepared = transform_values(prepared, split, observer, lambda replanned: _expect(replanned, split, request))
+    if unchanged is not None and (unchanged.transforms == prepared.transforms or not prepared.plan.in_integers):
+        unchanged = None
     spill_weights(prepared.model, split.baseline, request.scratch)
     bits = bits_by_size(prepared.plan.recipe, budget)
     others = _also_measured(prepared, request)
@@ -136,6 +140,12 @@ def _choose_and_rewrite(
     if samples is not None or budget.is_set:
         observer.step("search")
         outcome = meet_accuracy(variants, budget)
+        in_vain = unchanged is not None and not variants.planned(outcome.choices).in_integers
+        stored = stored_untransformed(unchanged) if unchanged is not None and in_vain else None
+        if stored is not None:
+            _expect(stored, split, request)
+            del variants
+            return _choose_and_rewrite(stored, split, request)
     elif stats is None and not prepared.fast:
         observer.step("search")
         outcome = settle_without_data(variants)

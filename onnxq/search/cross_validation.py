@@ -164,7 +164,7 @@ def cross_validate(variants: Variants, choices: Choices) -> CrossValidated | Non
         return None
     fitting, judging = halves
     try:
-        whole, model = variants.model(choices), _fitted_on(variants, choices, fitting)
+        whole, model = variants.model(choices), fitted_on_half(variants, choices, fitting)
         if model is None:
             return None
         judge = variants.split.evaluator(judging)
@@ -194,7 +194,7 @@ def _logits(judge: SqnrEvaluator, whole: Model, half: Model, seen: SampleDiffere
     }
 
 
-def _fitted_on(variants: Variants, choices: Choices, fitting: Samples) -> Model | None:
+def fitted_on_half(variants: Variants, choices: Choices, fitting: Samples) -> Model | None:
     """Quantize with ranges and codes from the first half; None where nothing is taken from samples."""
     spare, half = copy_prepared(variants.prepared, choices), variants.half
     if not spare.plan.calibrated() and not variants.weights.fitted:

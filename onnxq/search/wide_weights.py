@@ -12,11 +12,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from onnxq.ir import Model
 from onnxq.ops.forms.family import NotQuantizable
 from onnxq.planning.decision import Choices, Decision, Override, node_key
 from onnxq.planning.planner import form_of
 from onnxq.rounding.weights import Weights
 from onnxq.search.candidates import reason_for_share, searchable
+from onnxq.search.cross_validation import fitted_on_half
 from onnxq.search.sensitivity import ALL_ALONE, sensitivity
 from onnxq.search.variants import Variants, read_many_rows
 from onnxq.stages.prepare import spared_bytes
@@ -63,9 +65,11 @@ def widen_stored_weights(variants: Variants, choices: Choices, contributions: Se
     if variants.samples.made_up and before == math.inf:
         chosen = _worth_most(dict.fromkeys(costs, 1.0), costs, _room(variants, taken, LARGEST_FILE), enough=None)
         return {**choices, **{key: Override("weight-int12", UNSEEN, SETTINGS) for key in chosen}}
+    few = _overfitted(variants)
+    if few and not variants.samples.made_up and before < math.inf:
+        before -= _lost_on_others(variants, choices, made_so_far)
     useless = before < LITTLE_USE
     rooms = [_room(variants, taken, most) for most in (LARGER_FILES if useless else (LARGEST_FILE,))]
-    few = _overfitted(variants)
     goal = before + (SHOWN_BY_FEW if few else SHOWN)
     if before >= BELOW or least > rooms[-1] or not _reaches(variants, choices, dict.fromkeys(costs, 1.0), goal):
         return choices
@@ -125,6 +129,23 @@ def _overfitted(variants: Variants) -> bool:
     if samples.made_up:
         return True
     return variants.weights.fitted and not read_many_rows(variants.prepared.plan, samples.count)
+
+
+def _lost_on_others(variants: Variants, choices: Choices, fitted: Model) -> float:
+    """Return the dB by which samples are worse that chose no codes: of two halves, of which one chooses.
+
+    A model that is fitted on n samples loses two thirds of what one fitted on half as many does; see `CrossValidated`.
+    """
+    halves = variants.split.fitting_halves
+    if halves is None or variants.planned(choices).calibrated():
+        return 0.0
+    fitting, judging = halves
+    half = fitted_on_half(variants, choices, fitting)
+    if half is None:
+        return 0.0
+    judge = variants.split.evaluator(judging)
+    lost = judge.sqnr(fitted) - judge.sqnr(half)
+    return 2 / 3 * max(lost, 0.0) if math.isfinite(lost) else 0.0
 
 
 def _worth_most(

@@ -53,6 +53,14 @@ def test_outputs_far_from_float_get_wider_weights(tmp_path: Path) -> None:
     assert size < 0.4
 
 
+def test_codes_are_judged_by_what_they_lose_on_others(tmp_path: Path) -> None:
+    """Four rows show 33 dB of the codes that were chosen on them, and others have 26."""
+    source = steep_network(tmp_path, scale=0.28)
+    report = quantize(source, output=tmp_path / "q.onnx", samples=some(4, 100))
+    assert "weight-int12" in schemes(report)
+    assert compare(source, tmp_path / "q.onnx", some(16, 900), latency=False).worst_sqnr > 31
+
+
 def test_a_file_may_grow_where_it_is_of_little_use(tmp_path: Path) -> None:
     """With 44 columns each, nodes and names take the bytes that more bits would: with 8 bits it is of no use."""
     source = steep_network(tmp_path, width=44, scale=1.2)
