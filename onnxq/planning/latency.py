@@ -42,10 +42,16 @@ def predicted_latency(plan: Plan, family: str) -> float:
 
 def latencies_on(family: str, plans: Sequence[Plan]) -> list[float]:
     """Return the same for several plans of one model, whose nodes in float are looked at once."""
+    in_float, taken = times_on(family, plans)
+    return [time / in_float for time in taken]
+
+
+def times_on(family: str, plans: Sequence[Plan]) -> tuple[float, list[float]]:
+    """Return the nanoseconds of a run on a family: in float, and by each of several plans of one model."""
     costs = load_costs(family).with_shapes(plans[0].costs.shapes)
     before = _float_times(plans[0], costs)
     in_float = RUN + math.fsum(before) + sum(_blocks(graph, frozenset(), costs) for graph in _graphs(plans[0]))
-    return [_planned_time(plan, costs, before) / in_float for plan in plans]
+    return in_float, [_planned_time(plan, costs, before) for plan in plans]
 
 
 def planned_time(plan: Plan, costs: Costs) -> float:
