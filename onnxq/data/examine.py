@@ -17,6 +17,7 @@ from onnxq.data.output_checks import output_warnings
 from onnxq.data.pictures.noise import noise_warnings
 from onnxq.data.pictures.sheet import PictureSheet, Thumbnail
 from onnxq.data.samples import Samples, few_samples, input_specs, wrap_samples
+from onnxq.data.text.padding import padding_warnings
 from onnxq.data.text.table_rows import table_rows
 from onnxq.data.validation import Sample
 from onnxq.errors import OnnxqError
@@ -105,6 +106,7 @@ def examine(
         found += _of_ids(model, summaries)
         found += _of_random_nodes(model)
         found += noise_warnings(few, summaries)
+        found += padding_warnings(model, few)
         found += _of_model(model, few, held, {summary.name: summary for summary in summaries}, given.decoders)
     found += _of_pictures(given, seen.count, known=any(warning.code == CODE for warning in found))
     return Examination(summaries, seen.count, tuple(found), seen.sheet.thumbnails())

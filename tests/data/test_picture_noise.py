@@ -50,6 +50,22 @@ def test_all_else_is_not(arrays: np.ndarray) -> None:
     assert "random-values" not in codes(arrays)
 
 
+def colours(count: int = 12, channels: int = 3, side: int = 24) -> np.ndarray:
+    """Smooth pictures whose channels differ by more than neighbours do."""
+    return SMOOTH[:count, :1, :side, :side] + 40 * np.arange(channels).reshape(1, -1, 1, 1)
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+def test_pictures_that_were_reshaped_in_place_of_transposed_are_named(channels: int) -> None:
+    right = colours(channels=channels)
+    wrong = right.transpose(0, 2, 3, 1).reshape(right.shape)
+    assert "reshaped-pictures" not in codes(right)
+    assert "reshaped-pictures" in codes(wrong)
+    assert "reshaped-pictures" not in codes(right.transpose(0, 2, 3, 1))  # channels last, as the model wants
+    assert "reshaped-pictures" not in codes(RANDOM.random((12, channels, 24, 24)))
+    assert "reshaped-pictures" not in codes(right[:, :, :, :8])
+
+
 def test_caches_of_four_heads_are_no_pictures() -> None:
     """Keys of a decoder's encoder have little in common from place to place."""
     caches = RANDOM.normal(size=(20, 4, 24, 32))

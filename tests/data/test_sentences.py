@@ -53,6 +53,12 @@ def test_a_web_page_is_no_sentence(tmp_path: Path) -> None:
         read_sentences(saved(tmp_path, "s.txt", "<!doctype HTML>\n<p>not found\n"))
 
 
+@pytest.mark.parametrize("sign", [";", "\t"])
+def test_a_csv_file_with_another_sign_between_its_columns(sign: str, tmp_path: Path) -> None:
+    found = read_sentences(saved(tmp_path, "s.csv", f"text{sign}label\na{sign}1\nb, c{sign}0\n"))
+    assert found.rows == (("a",), ("b, c",))
+
+
 def test_tables_give_pairs_and_several_texts(tmp_path: Path) -> None:
     path = saved(tmp_path, "s.csv", 'first,second,score\n"a, b",c,0.5\nd,e,1\n')
     assert read_sentences(path, ["first,second"]).rows == (("a, b", "c"), ("d", "e"))

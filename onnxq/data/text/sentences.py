@@ -16,7 +16,7 @@ from onnxq.data.text_file import read_lines, read_text
 from onnxq.errors import DataError
 from onnxq.text import counted, did_you_mean, join_words, shell_path
 
-TABLES, OTHER = {".csv": ",", ".tsv": "\t"}, ";"
+TABLES, OTHERS = {".csv": ",", ".tsv": "\t"}, ";\t"
 USUAL = ("text", "sentence", "content", "question", "query", "prompt", "input", "document", "review", "body")
 MOST_NAMES, NAME_WORDS = 8, 2
 
@@ -104,8 +104,8 @@ def _table(path: Path) -> Iterator[Record]:
     """Yield the rows of a table by the names of its columns, with the numbers of their lines."""
     text, delimiter = read_text(path), TABLES[path.suffix.lower()]
     first = text.partition("\n")[0]
-    if delimiter not in first and OTHER in first:  # what spreadsheets write where a comma belongs to numbers
-        delimiter = OTHER
+    if delimiter not in first:  # spreadsheets write a semicolon where a comma belongs to numbers, or a tab
+        delimiter = next((sign for sign in OTHERS if sign in first), delimiter)
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     head: list[str] = []
     try:
