@@ -10,6 +10,7 @@ import onnxruntime as ort
 import pytest
 from decoders import genai_decoder, genai_samples, optimum_decoder
 from helpers import node
+from onnx import TensorProto, helper
 
 from onnxq.api.verify import verify
 from onnxq.ir.storage import residency
@@ -95,3 +96,19 @@ def test_a_token_behind_a_cache_is_computed_as_without(tmp_path):
     caches = {value.name: array for value, array in zip(model.graph.input[2:], first[1:], strict=True)}
     step = {"input_ids": sample["input_ids"][:, 8:], "attention_mask": sample["attention_mask"]} | caches
     np.testing.assert_allclose(run.run(None, step)[0][:, 0], whole[0][:, 8], rtol=0.05, atol=0.2)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_types_that_the_builder_states_are_those_of_the_result(tmp_path, bits):
+    proto = genai_decoder(1, half=True)
+    made = [name for each in proto.graph.node if each.op_type == "MatMul" for name in each.output]
+    outputs = {value.name for value in proto.graph.output}
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT16, None) for n in made if n not in outputs]
+    proto.graph.value_info.extend(infos)
+    onnx.save(proto, tmp_path / "m.onnx")
+    samples = genai_samples(proto, 2)
+    quantize(tmp_path / "m.onnx", in_blocks(bits), samples=samples, output=tmp_path / "q.onnx", force=True)
+    run = ort.InferenceSession(tmp_path / "q.onnx", providers=["CPUExecutionProvider"])
+    logits = run.run(["logits"], samples[0])[0]
+    assert logits.dtype == np.float16
+    assert np.isfinite(logits).all()

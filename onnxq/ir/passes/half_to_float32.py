@@ -44,6 +44,8 @@ def widen_floats(model: Model) -> int:
     for node in nodes:
         work.read_wide(node)
     for value in work.wide:
+        if not value.is_output:
+            value.graph.infos.pop(value.name, None)  # a file states its type
         work.give_narrow(value, set(nodes))
     commit(work.patches())
     return len(nodes)
