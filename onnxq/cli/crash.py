@@ -52,13 +52,11 @@ class Crash(NamedTuple):
 @contextmanager
 def watched(say: Say) -> Iterator[None]:
     """Have a copy of this process report if the process does not get to the end of this."""
-    write = _start_copy(say)
-    if write is None:
-        yield
-        return
-    os.register_at_fork(after_in_child=_leave)  # a copy that does a task is not missed if it ends
-    faulthandler.enable(write)
-    try:
+    try:  # an interrupt may come as soon as there is a copy
+        write = _start_copy(say)
+        if write is not None:
+            os.register_at_fork(after_in_child=_leave)  # a copy that does a task is not missed if it ends
+            faulthandler.enable(write)
         yield
     finally:
         say_goodbye()
@@ -87,9 +85,11 @@ def _start_copy(say: Say) -> int | None:
     if not hasattr(os, "fork") or faulthandler.is_enabled():
         return None
     (read, write), (names, name) = _pipe(), _pipe()
+    _watched_by.append(write)
     try:
         process = os.fork()
     except OSError:  # too many processes
+        _watched_by.clear()
         for end in (read, write, names, name):
             os.close(end)
         return None
@@ -97,7 +97,6 @@ def _start_copy(say: Say) -> int | None:
     for end in other:
         os.close(end)
     if process:
-        _watched_by.append(write)
         watch_through(name)
         return write
     try:

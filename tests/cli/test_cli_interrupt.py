@@ -172,6 +172,30 @@ def test_ctrl_c_at_any_time(folder: Path, delay: float) -> None:
         assert not left
 
 
+AT_THE_FORK = """
+import os, sys
+fork = os.fork
+
+def interrupted():
+    process = fork()
+    if process:
+        raise KeyboardInterrupt
+    return process
+
+os.fork = interrupted
+from onnxq.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no copy that watches")
+def test_ctrl_c_while_the_copy_that_watches_starts(folder: Path) -> None:
+    """The copy took it for a kill by the system, and said so behind the word that there was an interrupt."""
+    command = [sys.executable, "-c", AT_THE_FORK, "inspect", "digits_cnn.onnx"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
 EARLY = """
 import sys
 
