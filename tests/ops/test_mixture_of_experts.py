@@ -93,6 +93,26 @@ def test_experts_have_four_bits_where_two_are_asked_for(tmp_path, recipe):
     assert list(packed.dims) == [EXPERTS, 2 * INNER, WIDTH // 2]
 
 
+def test_experts_of_16_bits_are_stored_in_codes_as_well(tmp_path):
+    proto = mixture()
+    for tensor in proto.graph.initializer:
+        array = numpy_helper.to_array(tensor)
+        if array.dtype == np.float32:
+            tensor.CopyFrom(numpy_helper.from_array(array.astype(np.float16), tensor.name))
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    proto.graph.node[-1].output[0] = "made"
+    proto.graph.node.append(helper.make_node("QuickGelu", ["made"], ["y"], domain="com.microsoft"))
+    # The builder states the type of what experts give
+    proto.graph.value_info.append(helper.make_tensor_value_info("made", TensorProto.FLOAT16, ["b", "l", WIDTH]))
+    onnx.save(proto, tmp_path / "m.onnx")
+    report = quantize(tmp_path / "m.onnx", in_blocks(4, BLOCK), output=tmp_path / "q.onnx")
+    assert report.comparison.worst_sqnr > 10
+    made = onnx.load(tmp_path / "q.onnx").graph
+    assert "QMoE" in {node.op_type for node in made.node}
+    assert made.output[0].type.tensor_type.elem_type == TensorProto.FLOAT16
+
+
 def reason(proto: onnx.ModelProto, scheme: str, **settings: object) -> str | None:
     """Why the plan leaves the experts in float; None if it does not."""
     model = parse(proto.SerializeToString())

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import TensorProto
 
 from onnxq.ir.commit import commit
-from onnxq.ir.graph import Graph, Node, Value
+from onnxq.ir.graph import MICROSOFT, Graph, Node, Value, retype_value
 from onnxq.ir.half_tensor import HALF_TYPES, WidenedTensor
 from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import register_pass
@@ -24,6 +24,7 @@ from onnxq.ir.shape_inference.types import infer_types
 TYPED_OTHERWISE = frozenset(
     ("Cast", "CastLike", "Constant", "ConstantOfShape", "EyeLike", "QuantizeLinear", "DequantizeLinear", "BitCast")
 )
+EXPERTS = (MICROSOFT, "MoE")  # of the operators of onnxruntime, the one with weights that are quantized
 
 
 @register_pass(order=110, note="{} operator{s} on 16-bit floats computed in float32, as onnxruntime does on the CPU")
@@ -44,9 +45,9 @@ def widen_floats(model: Model) -> int:
     for node in nodes:
         work.read_wide(node)
     for value in work.wide:
-        if not value.is_output:
-            value.graph.infos.pop(value.name, None)  # a file states its type
         work.give_narrow(value, set(nodes))
+        if not value.is_output and value.name in value.graph.infos:
+            retype_value(value, TensorProto.FLOAT)  # where no schema tells it, the file does
     commit(work.patches())
     return len(nodes)
 
@@ -62,10 +63,13 @@ def _stated(model: Model) -> Iterator[Value]:
 
 def _can_widen(node: Node, opset: int) -> bool:
     values = [value for value in (*node.inputs, *node.outputs) if value is not None]
-    if node.domain or node.bodies or node.op_type in TYPED_OTHERWISE or "dtype" in node.spans:
+    experts = (node.domain, node.op_type) == EXPERTS
+    if (node.domain and not experts) or node.bodies or node.op_type in TYPED_OTHERWISE or "dtype" in node.spans:
         return False
     if not any(value.dtype in HALF_TYPES for value in values) or any(value.dtype is None for value in values):
         return False
+    if experts:  # of an output, no schema would tell the new type
+        return not any(value.is_output for value in node.makes)
     try:
         schema = onnx.defs.get_schema(node.op_type, opset, "")
     except onnx.defs.SchemaError:
