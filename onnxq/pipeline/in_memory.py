@@ -123,11 +123,7 @@ def _choose_and_rewrite(
     observer, budget, samples, stats = request.observer, request.budget, request.samples, request.stats
     if prepared.fast and samples is not None and stats is None:
         samples = _few_to_calibrate(prepared, samples)
-    unchanged = copy_before_transforms(prepared, request)
-    if stats is None:
-        prepared = transform_values(prepared, split, observer, lambda replanned: _expect(replanned, split, request))
-    if unchanged is not None and (unchanged.transforms == prepared.transforms or not prepared.plan.in_integers):
-        unchanged = None
+    prepared, before = _transformed(prepared, split, request)
     spill_weights(prepared.model, split.baseline, request.scratch)
     bits = bits_by_size(prepared.plan.recipe, budget)
     others = _also_measured(prepared, request)
@@ -140,8 +136,8 @@ def _choose_and_rewrite(
     if samples is not None or budget.is_set:
         observer.step("search")
         outcome = meet_accuracy(variants, budget)
-        in_vain = unchanged is not None and not variants.planned(outcome.choices).in_integers
-        stored = stored_untransformed(unchanged) if unchanged is not None and in_vain else None
+        in_vain = before is not None and not variants.planned(outcome.choices).in_integers
+        stored = stored_untransformed(before) if before is not None and in_vain else None
         if stored is not None:
             _expect(stored, split, request)
             del variants
@@ -156,6 +152,16 @@ def _choose_and_rewrite(
         halves = cross_validate(variants, outcome.choices)
     kept = variants if prepared.fast and samples is not None and budget.max_size is None else None
     return _rewrite(variants, outcome, halves, request), kept
+
+
+def _transformed(prepared: Prepared, split: HoldoutSplit, request: Request) -> tuple[Prepared, Prepared | None]:
+    """Transform values where samples gain; return the model before that, too, if the search may show it to be vain."""
+    if request.stats is not None:
+        return prepared, None
+    before = copy_before_transforms(prepared, request)
+    made = transform_values(prepared, split, request.observer, lambda replanned: _expect(replanned, split, request))
+    in_use = before is not None and before.transforms != made.transforms and made.plan.in_integers
+    return made, before if in_use else None
 
 
 def _with_few_calibrated(report: Report, calibrated_on: int, count: int | None) -> Report:
