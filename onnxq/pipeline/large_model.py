@@ -31,8 +31,11 @@ from onnxq.rounding.layer_by_layer import block_jobs, can_step, round_layer_by_l
 from onnxq.rounding.weights import WeightKey, Weights
 from onnxq.runtime.memory import collect_garbage, trim_heap
 from onnxq.search.budget import RAISE, BudgetCheck
+from onnxq.search.candidates import float_time
+from onnxq.search.held_out import HoldoutSplit
 from onnxq.search.meet_budget import bits_by_size
 from onnxq.search.mixed_bits import keep_to_loss, mixed_weights, said_bits
+from onnxq.search.trials.rescaling_trial import rescale
 from onnxq.search.variants import GENERATED
 from onnxq.stages.finish import finalize, with_fast_prompts
 from onnxq.stages.measure import choose_qparams, measure
@@ -45,7 +48,8 @@ from onnxq.verification.layerwise import with_layers
 SAMPLES = 2  # without data: enough to see that the model runs
 COMPARED = 8  # with data: two models take as long as a quarter of the samples do in rounding
 MOST_SAMPLES, MOST_ELEMENTS = 128, 1 << 22  # that advance layer by layer, and elements of their inputs
-SIMPLER = "a large model: weights were rounded to nearest, channels were not rescaled, latency was not measured"
+SIMPLER = "a large model: weights were rounded to nearest, latency was not measured"
+UNSCALED = "a large model: weights were rounded to nearest, channels were not rescaled, latency was not measured"
 STAGED = "a large model: channels were not rescaled, latency was not measured"
 
 
@@ -64,6 +68,7 @@ def quantize_large(prepared: Prepared, request: Request) -> Quantized:
     samples, observer = request.samples, request.observer
     if samples is None:
         samples = synthetic_samples(prepared.model, input_specs(prepared.model), SAMPLES)
+    prepared = _rescaled(prepared, before, request)
     prepared, written, report = _choose_and_rewrite(prepared, baseline, request)
     collect_garbage(before)  # plans, runs and sums of the search
     model = with_float_caches(code_caches(written, prepared.caches))
@@ -85,6 +90,24 @@ def quantize_large(prepared: Prepared, request: Request) -> Quantized:
     return replace(result, model=with_fast_prompts(written, target, most))
 
 
+def _rescaled(prepared: Prepared, before: Model, request: Request) -> Prepared:
+    """Divide channels of outliers, if held-out samples gain; weights that change go to a scratch file."""
+    if request.samples is None or not _may_rescale(prepared, request):
+        return prepared
+    request.observer.step("rescale")
+    store_computed(before, request.scratch)
+    split = HoldoutSplit(before, request.samples, float_time(prepared.plan), request.scratch)
+    prepared = rescale(prepared, split, request.observer)
+    store_computed(prepared.model, request.scratch)
+    return prepared
+
+
+def _may_rescale(prepared: Prepared, request: Request) -> bool:
+    """Whether channels are looked at: not without samples, nor where weights in blocks are rounded layer by layer."""
+    sampled = request.samples is not None and request.stats is None
+    return sampled and not prepared.fast and not block_jobs(prepared.plan)
+
+
 def _choose_and_rewrite(prepared: Prepared, baseline: Model, request: Request) -> tuple[Prepared, Model, Report]:
     """Measure, choose codes layer by layer, and rewrite; statistics go with this."""
     given, observer = request.samples, request.observer
@@ -103,7 +126,8 @@ def _choose_and_rewrite(prepared: Prepared, baseline: Model, request: Request) -
         if request.detailed:
             report = replace(report, activations=activation_records(prepared.plan, qparams, measured))
         written = (GENERATED.format(drafted),) if drafted and solutions else ()
-        notes = (*report.notes, *written, *said_bits(prepared.plan.choices), STAGED if solutions else SIMPLER)
+        simpler = SIMPLER if _may_rescale(prepared, request) else UNSCALED
+        notes = (*report.notes, *written, *said_bits(prepared.plan.choices), STAGED if solutions else simpler)
         weights.begin_notes()
         model = finalize(rewrite(prepared.model, prepared.plan, qparams, weights), prepared, spool.keep)
         return prepared, model, replace(report, notes=(*notes, *weights.notes()), saturation=weights.cures())

@@ -20,7 +20,7 @@ from onnxq.planning.outlier_channels import OutlierClip, Range
 from onnxq.rescaling.bounded import required_headroom
 from onnxq.rescaling.factor_search import LEAST_SHARE, QuantizedRead, best, weight_of
 from onnxq.rescaling.find_groups import find_groups
-from onnxq.rescaling.folded_weights import FoldedWeights, constant_array
+from onnxq.rescaling.folded_weights import FoldedWeights
 from onnxq.rescaling.groups import AbsorbingConstant, ScaleGroup, linear_reader, reader_axis
 
 FOLDED = "rescaled channels of {} tensors (cross-layer equalization)"
@@ -139,6 +139,7 @@ def equalize(
     least_gain: float = LEAST_GAIN,
     least_share: float = LEAST_SHARE,
     wanted: Callable[[ScaleGroup], bool] = unbounded,
+    deferred: bool = False,
 ) -> Rescaling:
     """Choose factors for everything that can be divided for free.
 
@@ -153,6 +154,7 @@ def equalize(
         least_gain: dB that a change has to gain.
         least_share: See `best`.
         wanted: Says whether to change a group.
+        deferred: Whether weights are computed at each reading, see `absorbed`.
 
     Returns:
         The changes. With them the float model computes the same, up to rounding in float32. Groups with an upper bound
@@ -161,7 +163,7 @@ def equalize(
     """
     measured = measured_inputs(nodes, stats)
     groups = find_groups({value: reader_axis(node) for node, value in measured.items()})
-    weights = FoldedWeights()
+    weights = FoldedWeights(deferred=deferred)
     made = Rescaling()
     for group, readings in _readings(groups, measured, stats, frozenset(stored)).items():
         needed = required_headroom(group, stats) if group.limits else None
@@ -250,12 +252,14 @@ def reading_of(
         in_float: Whether it is read in float, and only the weights are rounded.
 
     """
-    weights = [weight_of(reader, constant_array(reader.value)) for reader in readers]
+    weights = (weight_of(reader, reader.value.elements.numpy()) for reader in readers)
     channels = stats[value.name][ChannelStats]
     positions = readers[0].positions
-    return QuantizedRead(
-        channels.joined(positions) if positions > 1 else channels, weights, importance, in_float=in_float
-    )
+    channels = channels.joined(positions) if positions > 1 else channels
+    made = QuantizedRead(channels, weights, importance, in_float=in_float)
+    for reader in readers:
+        reader.value.elements.release()
+    return made
 
 
 def rescaled_stats(

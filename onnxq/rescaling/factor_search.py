@@ -18,7 +18,7 @@ rescaling either, if an output channel of arbitrary size is weighted by its own 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ MEAN_EXPONENTS = (0.3, 0.5, 0.6, 0.7, 0.8)
 HALF_WAY = 0.5
 LEVELS = 255
 WEIGHT_LEVELS = 127
+WIDENED = 1 << 22  # elements of a weight that are in float64 at a time
 LARGEST = 1 << 18  # elements of a weight that the error is computed from: whole output channels, evenly taken
 # A channel whose share is below this is treated as if it had this share: it may be silent by chance
 LEAST_SHARE = 1e-4
@@ -95,7 +96,7 @@ class QuantizedRead:
     def __init__(
         self,
         stats: ChannelStats,
-        weights: Sequence[np.ndarray],
+        weights: Iterable[np.ndarray],
         importance: Sequence[np.ndarray | None],
         *,
         in_float: bool = False,
@@ -109,12 +110,15 @@ class QuantizedRead:
         self.energy = np.zeros(stats.channels)
         for weight, given in zip(weights, importance, strict=True):
             mean, variance = (each.reshape(len(weight), -1, 1) for each in (self.mean, self.variance))
-            outputs = self._outputs(weight, mean, variance)[..., 0]
+            slices = _slices(weight)
+            found = [self._outputs(weight[:, rows].astype(np.float64), mean, variance) for rows in slices]
+            outputs = np.concatenate(found, axis=1)[..., 0]
             counts = np.ones_like(outputs) if given is None else given.reshape(outputs.shape)
             signal = float((outputs * counts).sum())
             counts = counts / signal if signal > SILENT else np.zeros_like(counts)
-            squares = _squares(weight)
-            self.energy += np.matmul(counts[:, None], squares).reshape(-1)
+            for rows in slices:
+                squares = _squares(weight[:, rows].astype(np.float64))
+                self.energy += np.matmul(counts[:, None, rows], squares).reshape(-1)
             step = max(1, -(-weight.size // LARGEST))
             taken = np.ascontiguousarray(weight[:, ::step], np.float32)
             self._parts.append((taken, counts[:, ::step], weight.shape[1] / taken.shape[1]))
@@ -219,6 +223,12 @@ class QuantizedRead:
 def _of_others(values: np.ndarray, outliers: np.ndarray | None) -> np.ndarray:
     """Return values `[candidates, channels]` in each way, `[..., ways]`, with 0 for the channels that leave."""
     return values[:, :, None] if outliers is None else np.where(outliers, 0.0, values[:, :, None])
+
+
+def _slices(weight: np.ndarray) -> list[slice]:
+    """Cut the outputs of a weight such that few of its elements are copied at a time."""
+    together = max(1, WIDENED * weight.shape[1] // max(weight.size, 1))
+    return [slice(start, start + together) for start in range(0, weight.shape[1], together)]
 
 
 def _squares(weight: np.ndarray) -> np.ndarray:

@@ -6,26 +6,57 @@ Tests: `tests/rescaling/test_cross_layer.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import reduce
 
 import numpy as np
+from onnx import TensorProto
 
-from onnxq.ir import ArrayTensor, Node, Patch, Value
-from onnxq.rescaling.groups import AbsorbingConstant
+from onnxq.ir import ArrayTensor, DeferredTensor, Node, Patch, Tensor, Value
+from onnxq.rescaling.factor_search import WIDENED
+from onnxq.rescaling.groups import EVERY_ROW, AbsorbingConstant
+
+Step = tuple[AbsorbingConstant, np.ndarray]  # where a constant absorbs factors, and the divisor of the group
 
 
-def constant_array(value: Value) -> np.ndarray:
-    """Return the elements of a constant, float64."""
-    return value.elements.numpy().astype(np.float64)
+def absorbed(tensor: Tensor, steps: Sequence[Step], *, deferred: bool) -> Tensor:
+    """Return a constant after it has absorbed factors, computed in float64 and stored in float32.
+
+    Args:
+        tensor: The constant before.
+        steps: What it absorbs, in order.
+        deferred: Whether it is computed at each reading, for a model whose weights are not in memory.
+
+    """
+
+    def changed(array: np.ndarray, rows: slice = EVERY_ROW) -> np.ndarray:
+        return reduce(lambda each, step: step[0].apply(each, step[1], rows), steps, array.astype(np.float64))
+
+    def compute() -> np.ndarray:
+        array = tensor.numpy()
+        if array.size <= WIDENED or any(constant.groups > 1 for constant, _ in steps):
+            return changed(array).astype(np.float32)
+        made, together = np.empty(array.shape, np.float32), max(1, WIDENED * len(array) // array.size)
+        for start in range(0, len(array), together):
+            rows = slice(start, start + together)
+            made[rows] = changed(array[rows], rows)
+        return made
+
+    return DeferredTensor(TensorProto.FLOAT, tensor.shape, compute, [tensor]) if deferred else ArrayTensor(compute())
 
 
 class FoldedWeights:
-    """Constants while they change: one may absorb the factors of several groups, by its rows and by its columns."""
+    """Constants while they change: one may absorb the factors of several groups, by its rows and by its columns.
 
-    def __init__(self) -> None:
+    Args:
+        deferred: See `absorbed`.
+
+    """
+
+    def __init__(self, *, deferred: bool = False) -> None:
         # By place: the constant there, and what was done to it. Places where the same was done share an array.
         self._done: dict[tuple[Node, int], tuple[tuple[int, AbsorbingConstant], ...]] = {}
-        self._arrays: dict[tuple[Value, tuple[object, ...]], np.ndarray] = {}
         self._divisors: list[np.ndarray] = []
+        self._deferred = deferred
 
     def change(self, constants: Iterable[AbsorbingConstant], divisor: np.ndarray) -> None:
         """Let constants absorb the factors of a group."""
@@ -43,20 +74,12 @@ class FoldedWeights:
             key = old, _history(steps)
             patch = Patch(node.graph, node, f"rescale the channels of {node.label}")
             if key not in made:
-                array = self._array(old, steps).astype(np.float32)
-                made[key] = patch.constant(ArrayTensor(array), f"{old.name}_rescaled")
+                absorbs = [(constant, self._divisors[index]) for index, constant in steps]
+                tensor = absorbed(old.elements, absorbs, deferred=self._deferred)
+                made[key] = patch.constant(tensor, f"{old.name}_rescaled")
             patch.rewire(node, slot, made[key])
             patches.append(patch)
         return patches
-
-    def _array(self, value: Value, steps: Sequence[tuple[int, AbsorbingConstant]]) -> np.ndarray:
-        if not steps:
-            return constant_array(value)
-        key = value, _history(steps)
-        if key not in self._arrays:
-            index, constant = steps[-1]
-            self._arrays[key] = constant.apply(self._array(value, steps[:-1]), self._divisors[index])
-        return self._arrays[key]
 
 
 def _history(steps: Iterable[tuple[int, AbsorbingConstant]]) -> tuple[object, ...]:

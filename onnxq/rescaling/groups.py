@@ -19,6 +19,7 @@ from onnx import TensorProto
 from onnxq.ir import Node, Value
 
 FoldTarget = Literal["divide", "multiply"]
+EVERY_ROW = slice(None)
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,14 @@ class AbsorbingConstant:
         assert value is not None
         return value
 
-    def apply(self, array: np.ndarray, divisor: np.ndarray) -> np.ndarray:
-        """Return the constant after its group is divided by `divisor`, in float64."""
+    def apply(self, array: np.ndarray, divisor: np.ndarray, rows: slice = EVERY_ROW) -> np.ndarray:
+        """Return the constant after its group is divided by `divisor`, in float64; or some rows of it, ungrouped."""
         factor = np.repeat(divisor if self.absorb == "multiply" else 1.0 / divisor, self.positions)
         if self.groups > 1:
             spread = np.repeat(factor.reshape(self.groups, -1), len(array) // self.groups, axis=0)
             return np.asarray(array * spread.reshape(*spread.shape, *[1] * (array.ndim - 2)))
-        return np.asarray(array * factor.reshape(-1, *[1] * (max(array.ndim, 1) - self.axis - 1)))
+        factor = factor.reshape(-1, *[1] * (max(array.ndim, 1) - self.axis - 1))
+        return np.asarray(array * (factor[rows] if self.axis == 0 else factor))
 
 
 @dataclass(eq=False)

@@ -17,10 +17,11 @@ from onnx import TensorProto
 
 from onnxq.calibration.channel_stats import ChannelStats
 from onnxq.calibration.stats import Stats
-from onnxq.ir import ArrayTensor, Node, Patch, Value
+from onnxq.ir import Node, Patch, Value
 from onnxq.planning.outlier_channels import Range
 from onnxq.rescaling.cross_layer import RescaledTensor, Rescaling, measured_inputs, reading_of
 from onnxq.rescaling.factor_search import FactorCandidate, best
+from onnxq.rescaling.folded_weights import absorbed
 from onnxq.rescaling.groups import AbsorbingConstant, linear_reader
 from onnxq.rescaling.outlier_split import add_outlier_product, clip, excess
 from onnxq.runtime.workers import run_in_order
@@ -50,6 +51,7 @@ def smooth(
     weight_share: float = 1.0,
     least_gain: float = LEAST_GAIN,
     least_columns: int = LEAST_COLUMNS,
+    deferred: bool = False,
 ) -> Rescaling:
     """Choose factors and outliers for the inputs of MatMul and Gemm, to be divided by a Mul of their own.
 
@@ -66,17 +68,14 @@ def smooth(
             rounded better.
         least_gain: dB that pay for as much time as the products take that read a value.
         least_columns: Output channels that the readers of a value need to have together.
+        deferred: Whether weights are computed at each reading, see `absorbed`.
 
     Returns:
         The changes. Within the calibrated ranges the float model computes the same with them, up to rounding in
         float32. Beyond, clipped values stay clipped, as in 8 bit.
 
     """
-    by_value: dict[Value, list[AbsorbingConstant]] = {}
-    for node, value in measured_inputs(nodes, stats).items():
-        reader = linear_reader(node, 0)
-        if reader is not None and node.op_type != "Conv" and node not in stored:
-            by_value.setdefault(value, []).append(reader)
+    by_value = _readers([n for n in nodes if n.op_type != "Conv" and n not in stored], stats)
     searched = [(value, readers) for value, readers in by_value.items() if _pays(readers, least_columns)]
 
     def search(one: tuple[Value, list[AbsorbingConstant]]) -> tuple[FactorCandidate, float]:
@@ -92,7 +91,7 @@ def smooth(
     for (value, readers), (candidate, gain) in zip(searched, found, strict=True):
         if candidate.exponent is not None or candidate.outliers:
             bounds = _range_of_others(stats[value.name][ChannelStats], candidate) if candidate.outliers else None
-            patch, inserted = _insert(value, readers, candidate, bounds, opset)
+            patch, inserted = _insert(value, readers, candidate, bounds, opset, deferred=deferred)
             made.patches.append(patch)
             nodes_read = tuple(reader.node for reader in readers)
             divisors, outliers = {value.name: candidate.divisor}, candidate.outliers
@@ -100,6 +99,16 @@ def smooth(
                 RescaledTensor(divisors, nodes_read, candidate.exponent, gain, inserted.name, bounds, outliers)
             )
     return made
+
+
+def _readers(nodes: Iterable[Node], stats: Stats) -> dict[Value, list[AbsorbingConstant]]:
+    """Return the weights that meet each value whose channels were measured."""
+    found: dict[Value, list[AbsorbingConstant]] = {}
+    for node, value in measured_inputs(nodes, stats).items():
+        reader = linear_reader(node, 0)
+        if reader is not None:
+            found.setdefault(value, []).append(reader)
+    return found
 
 
 def _pays(readers: Sequence[AbsorbingConstant], least_columns: int) -> bool:
@@ -143,7 +152,13 @@ def _range_of_others(stats: ChannelStats, candidate: FactorCandidate) -> Range:
 
 
 def _insert(
-    value: Value, readers: Sequence[AbsorbingConstant], candidate: FactorCandidate, bounds: Range | None, opset: int
+    value: Value,
+    readers: Sequence[AbsorbingConstant],
+    candidate: FactorCandidate,
+    bounds: Range | None,
+    opset: int,
+    *,
+    deferred: bool,
 ) -> tuple[Patch, Value]:
     patch = Patch(value.graph, readers[0].node, f"smooth the channels of '{value.name}'")
     divided = value
@@ -157,14 +172,16 @@ def _insert(
     weights: dict[tuple[Value, int], Value] = {}  # a square one may be read transposed, too
     for reader in readers:
         old = reader.value
-        exact = old.elements.numpy()
+        tensor = old.elements
         if candidate.exponent is not None:
-            exact = reader.apply(exact.astype(np.float64), candidate.divisor).astype(np.float32)
             if (old, reader.axis) not in weights:
-                weights[old, reader.axis] = patch.constant(ArrayTensor(exact), f"{old.name}_smoothed")
-            patch.rewire(reader.node, reader.slot, weights[old, reader.axis])
+                tensor = absorbed(tensor, [(reader, candidate.divisor)], deferred=deferred)
+                weights[old, reader.axis] = patch.constant(tensor, f"{old.name}_smoothed")
+            made = weights[old, reader.axis]
+            tensor = made.elements
+            patch.rewire(reader.node, reader.slot, made)
         patch.rewire(reader.node, 0, read)
         if outliers is not None:
-            rows = np.moveaxis(exact, reader.axis, 0)[list(candidate.outliers)]
+            rows = np.moveaxis(tensor.numpy(), reader.axis, 0)[list(candidate.outliers)]
             add_outlier_product(patch, reader.node, outliers, rows)
     return patch, read

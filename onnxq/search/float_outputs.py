@@ -17,12 +17,12 @@ import numpy as np
 from onnxq.data.samples import Sample
 from onnxq.ir import Model, Value
 from onnxq.runtime.memory import resident_bytes
-from onnxq.runtime.session import InMemory, Session, open_session, run_session
+from onnxq.runtime.session import InMemory, InSegments, Session, open_session, run_session
 from onnxq.runtime.workers import run_in_order
 from onnxq.targets.assumed_shapes import assumed_shape
 from onnxq.verification.error_stats import Difference
 
-KEPT_BYTES = 256 << 20  # of float outputs
+KEPT_BYTES, STREAMED_BYTES = 256 << 20, 128 << 20  # of float outputs, and of those of large models
 INSIDE_BYTES = 128 << 20  # of tensors inside the float model
 OPEN_BYTES = 128 << 20  # of weights, which a session holds once more, up to which it stays open
 SampleKey = tuple[int, ...]  # of a sample: the identities of its arrays
@@ -46,14 +46,17 @@ class FloatOutputs:
     Args:
         baseline: The float model, which must not change.
         names: The tensors.
+        streamed: Whether the model runs in segments, one sample after another.
 
     Attributes:
+        room: How many bytes of outputs are kept.
         bytes: About what a session and a run of it take in memory, once there was one; 0 where the system does not say.
 
     """
 
-    def __init__(self, baseline: Model, names: list[str]) -> None:
-        self._baseline, self._names = baseline, names
+    def __init__(self, baseline: Model, names: list[str], *, streamed: bool = False) -> None:
+        self._baseline, self._names, self._streamed = baseline, names, streamed
+        self.room = STREAMED_BYTES if streamed else KEPT_BYTES
         self._known: dict[SampleKey, Computed] = {}
         self._kept, self._lock = 0, Lock()
         self._session: Session | None = None
@@ -75,7 +78,8 @@ class FloatOutputs:
             if self._session is None:
                 values = self._baseline.graph.values
                 taps = [values[name] for name in self._names if not values[name].is_output]
-                self._session = open_session(InMemory(self._baseline, taps), threads=1, exact=True)
+                source = (InSegments if self._streamed else InMemory)(self._baseline, taps)
+                self._session = open_session(source, threads=1, exact=True)
             return self._session
 
     def of(self, samples: Iterable[Sample]) -> Generator[Computed, None, None]:
@@ -87,10 +91,10 @@ class FloatOutputs:
         """
         before = resident_bytes()
         try:
-            for computed in run_in_order(self._run, samples):
+            for computed in map(self._run, samples) if self._streamed else run_in_order(self._run, samples):
                 self.bytes = self.bytes or max(resident_bytes() - before, 0)
                 key = _key(computed.sample)
-                if key not in self._known and self._kept <= KEPT_BYTES:
+                if key not in self._known and self._kept <= self.room:
                     self._known[key] = computed
                     self._kept += computed.nbytes + sum(array.nbytes for array in computed.sample.values())
                 yield computed

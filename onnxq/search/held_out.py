@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 
 from onnxq.data.samples import Sample, Samples, few_samples, spread_samples, wrap_samples
 from onnxq.ir import Model
@@ -34,6 +35,7 @@ class HoldoutSplit:
         baseline: The float model, which must not change.
         samples: All samples.
         run_time: What the float model takes for a sample, in nanoseconds by the table: the same on every machine.
+        scratch: For a large model, whose variants run in segments: a folder for their codes.
 
     Attributes:
         room: How many times as many samples as usual there is time for, `MORE` at most.
@@ -41,9 +43,10 @@ class HoldoutSplit:
 
     """
 
-    def __init__(self, baseline: Model, samples: Samples, run_time: float = 0.0) -> None:
+    def __init__(self, baseline: Model, samples: Samples, run_time: float = 0.0, scratch: Path | None = None) -> None:
         self.baseline = baseline
         self.samples = samples
+        self._scratch = scratch
         self._known: FloatOutputs | None = None
         self._channel_trials: dict[int, ChannelTrial] = {}
         self.room = LONG_RUN / max(run_time, LONG_RUN / MORE)
@@ -128,7 +131,7 @@ class HoldoutSplit:
 
     def evaluator(self, samples: Samples) -> SqnrEvaluator:
         """Return what judges variants on some samples; those that were run before are not run again."""
-        made = SqnrEvaluator(self.baseline, samples, self._known)
+        made = SqnrEvaluator(self.baseline, samples, self._known, streamed=self._scratch is not None)
         self._known = made.known
         return made
 
@@ -200,5 +203,5 @@ class HoldoutSplit:
         """Return what a half of the samples shows of a model's channels, measured once; ValueError as for `judge`."""
         known = self._channel_trials.get(half)
         if known is None or known.model is not prepared.model:
-            known = self._channel_trials[half] = ChannelTrial(prepared, self.half(half))
+            known = self._channel_trials[half] = ChannelTrial(prepared, self.half(half), self._scratch)
         return known

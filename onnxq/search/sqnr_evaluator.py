@@ -10,11 +10,11 @@ Tests: `tests/search/test_held_out.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,10 +27,10 @@ from onnxq.progress import tried, working
 from onnxq.runtime.fork import can_fork, run_forked
 from onnxq.runtime.in_memory import EncodedModel, InMemory, encode, encode_part
 from onnxq.runtime.ort_session import load_hint
-from onnxq.runtime.session import SessionError, open_session, run_session
+from onnxq.runtime.session import InSegments, SessionError, open_session, run_session
 from onnxq.runtime.workers import run_in_order
 from onnxq.search.early_stopping import FIRST_SAMPLES, Incumbent, NoiseLimit, RequiredGain, StoppingRule
-from onnxq.search.float_outputs import KEPT_BYTES, FloatOutputs, FloatTensors
+from onnxq.search.float_outputs import FloatOutputs, FloatTensors
 from onnxq.search.logits import SLOPES, ScoreError, flattening, scores, shared_axes
 from onnxq.search.resolution import gained, round_to_resolution
 from onnxq.verification.detections import find_selection, replay_selections
@@ -41,6 +41,8 @@ from onnxq.verification.output_records import with_sqnr
 ENOUGH = 50.0
 MOST = 100.0  # dB either way, beyond which nothing is gained or lost
 
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 MakeModel = Callable[[], Model | None]
 _Judged = SampleDifferences | None  # None of a model that does not run
 
@@ -74,10 +76,13 @@ class SqnrEvaluator:
         baseline: The float model.
         samples: What to run; fewer where their outputs are large.
         known: Of an evaluator of the same model: what it knows of samples, which is added to.
+        streamed: Whether models run in segments, one after another, because they are large.
 
     """
 
-    def __init__(self, baseline: Model, samples: Samples, known: FloatOutputs | None = None) -> None:
+    def __init__(
+        self, baseline: Model, samples: Samples, known: FloatOutputs | None = None, *, streamed: bool = False
+    ) -> None:
         self._selection = find_selection(baseline)
         self._scores = scores(baseline, self._selection.read)
         self._shared = [shared_axes(value, baseline.opset) for value in self._scores.values()]
@@ -87,7 +92,8 @@ class SqnrEvaluator:
         measured = [*self._measured, *(value.name for value in self._scores.values())]
         names = list(dict.fromkeys([*measured, *self._selection.picked]))
         self._expected: list[_Expected] = []
-        self.known = FloatOutputs(baseline, names) if known is None else known
+        self._streamed = streamed
+        self.known = FloatOutputs(baseline, names, streamed=streamed) if known is None else known
         with working("judge") as advance:
             self._run_float(samples, measured, advance)
         self._bytes = self.known.bytes  # about what a variant takes to be judged
@@ -103,7 +109,7 @@ class SqnrEvaluator:
                     picked = self._selection.of(computed.outputs)
                     self._expected.append(_Expected(computed.sample, arrays, picked))
                     advance(len(self._expected), samples.count)
-                    if kept > KEPT_BYTES:
+                    if kept > self.known.room:
                         break
         except SessionError as error:
             raise ModelError(f"onnxruntime cannot run the float model: {error}", load_hint(error)) from error
@@ -191,7 +197,7 @@ class SqnrEvaluator:
     ) -> Iterator[_Judged]:
         """Run several models; one about which a rule has decided does not run on further samples."""
         run = partial(self._run_quantized, rule=rule, inside=inside)
-        for judged in run_in_order(run, models, task_bytes=self._bytes):
+        for judged in self._in_order(run, models):
             with working("judge"):  # what has gone by since the last one
                 tried()
             yield judged
@@ -209,14 +215,14 @@ class SqnrEvaluator:
         part = None if inside is None else cut_changed(model, inside.model, inside.names, wanted)
         if part is not None and inside is not None:
             return self._run_part(model, part, names, inside)
-        encoded, fed = self._encoded(model, wanted)
-        judged = self.known.judged(encoded.digest)
+        source, fed = self._source(model, wanted)
+        judged = {} if isinstance(source, InSegments) else self.known.judged(source.digest)
         before = {key: judged[key] for one in self._expected if (key := self.known.key(one.sample)) in judged}
         new = [one for one in self._expected if self.known.key(one.sample) not in before]
         made: list[list[Difference]] = []
         try:
-            run = self._runner(encoded, fed, wanted) if new else _runs_nothing
-            with closing(run_in_order(run, new, task_bytes=self._bytes)) as runs:
+            run = self._runner(source, fed, wanted) if new else _runs_nothing
+            with closing(self._in_order(run, new)) as runs:
                 for index, expected in enumerate(self._expected):
                     key = self.known.key(expected.sample)
                     parts = before.get(key) if key is not None else None
@@ -288,20 +294,27 @@ class SqnrEvaluator:
                 parts[place].add(*pair)
         return parts
 
-    def _encoded(self, model: Model, wanted: Sequence[str]) -> tuple[EncodedModel, Mapping[str, str]]:
-        """Write a model for onnxruntime that takes its picks as inputs, and return these inputs by name."""
+    def _in_order(self, run: Callable[[_Item], _Result], items: Iterable[_Item]) -> Generator[_Result, None, None]:
+        """Yield the result for each item, several at a time where models are in memory."""
+        if self._streamed:
+            return (run(item) for item in items)
+        return run_in_order(run, items, task_bytes=self._bytes)
+
+    def _source(self, model: Model, wanted: Sequence[str]) -> tuple[EncodedModel | InSegments, Mapping[str, str]]:
+        """Make a model ready for onnxruntime that takes its picks as inputs, and return these inputs by name."""
         picked = self._expected[0].picked
+        fed: Mapping[str, str] = {}
         if picked:
-            following, fed = replay_selections(model, picked, wanted)
-            return encode(InMemory(following)), fed
+            model, fed = replay_selections(model, picked, wanted)
         values = model.graph.values
-        return encode(InMemory(model, [values[name] for name in wanted if not values[name].is_output])), {}
+        taps = [] if picked else [values[name] for name in wanted if not values[name].is_output]
+        return InSegments(model, taps) if self._streamed else encode(InMemory(model, taps)), fed
 
     @staticmethod
     def _runner(
-        encoded: EncodedModel, fed: Mapping[str, str], wanted: Sequence[str]
+        source: EncodedModel | InSegments, fed: Mapping[str, str], wanted: Sequence[str]
     ) -> Callable[[_Expected], list[Any]]:
-        session = open_session(encoded, threads=1, exact=True)
+        session = open_session(source, threads=1, exact=True)
 
         def run(expected: _Expected) -> list[Any]:
             picks = {given: expected.picked[name] for name, given in fed.items()}
@@ -347,10 +360,10 @@ class SqnrEvaluator:
         name = self._names(model)[worst]
         if name is None or not np.isfinite(noise[worst]) or len(self._expected) < 2:
             return 1.0
-        encoded, fed = self._encoded(model, [name])
+        source, fed = self._source(model, [name])
         total: np.ndarray | None = None
         energy = 0.0
-        with closing(run_in_order(self._runner(encoded, fed, [name]), self._expected, task_bytes=self._bytes)) as runs:
+        with closing(self._in_order(self._runner(source, fed, [name]), self._expected)) as runs:
             for expected, (got,) in zip(self._expected, runs, strict=True):
                 if not (isinstance(got, np.ndarray) and isinstance(expected.arrays[worst], np.ndarray)):  # a sequence
                     return 1.0
@@ -464,7 +477,7 @@ class SqnrEvaluator:
     def _gains(
         self, figure: Callable[[_Judged], float], before: Callable[[], Model], ways: Sequence[MakeModel], least: float
     ) -> list[float | None]:
-        if len(ways) > 1 and can_fork():
+        if len(ways) > 1 and can_fork() and not self._streamed:
             incumbent = self._incumbent(before(), figure, least)
 
             def gain_of(way: MakeModel) -> float | None:

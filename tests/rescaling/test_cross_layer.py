@@ -13,11 +13,14 @@ from onnxq.calibration.calibrate import calibrate
 from onnxq.calibration.qparams import activation_qparams
 from onnxq.calibration.ranges import choose_range
 from onnxq.calibration.stats import Stats
-from onnxq.ir import Model, commit
+from onnxq.ir import ArrayTensor, DeferredTensor, Model, commit
 from onnxq.lowering.rewrite import rewrite
 from onnxq.planning.planner import make_plan
 from onnxq.planning.recipe import load_recipe
+from onnxq.rescaling import folded_weights
 from onnxq.rescaling.cross_layer import Rescaling, channel_axes, channel_kinds, equalize
+from onnxq.rescaling.folded_weights import absorbed
+from onnxq.rescaling.groups import AbsorbingConstant
 
 MODELS = Path(__file__).parents[2] / "sample_models"
 TEST = np.load(MODELS / "digits_test.npz")["image"][:150]
@@ -202,6 +205,36 @@ def test_a_weight_of_several_groups_absorbs_them_all():
     assert [len(change.readers) for change in rescaling.changes] == [1, 2]
     commit(rescaling.patches)
     assert difference(reference, run(model, samples[0])) < 1e-5
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("absorb", ["divide", "multiply"])
+def test_a_large_weight_absorbs_factors_some_rows_at_a_time(axis, absorb, monkeypatch):
+    random = np.random.default_rng(5)
+    tensor = ArrayTensor(random.standard_normal((12, 8)).astype(np.float32))
+    divisors = [np.exp2(random.standard_normal(tensor.shape[one])) for one in (axis, 1)]
+    node = sample("digits_cnn").graph.nodes[0]
+    steps = [(AbsorbingConstant(node, 1, one, absorb), d) for one, d in zip((axis, 1), divisors, strict=True)]
+    whole = absorbed(tensor, steps, deferred=False).numpy()
+    monkeypatch.setattr(folded_weights, "WIDENED", 40)  # five rows
+    np.testing.assert_array_equal(absorbed(tensor, steps, deferred=False).numpy(), whole)
+
+
+def test_weights_of_a_large_model_are_computed_at_each_reading():
+    made = []
+    for deferred in (False, True):
+        model = sample("digits_cnn")
+        rescale_model(model, 5)
+        before = {value.name for value in model.initializers()}
+        commit(equalize(linear(model), measure(model, channel_axes(linear(model))), deferred=deferred).patches)
+        made.append({value.name: value.elements for value in model.initializers() if value.name not in before})
+    now, later = made
+    assert now.keys() == later.keys()
+    assert len(now) > 2
+    assert {type(tensor) for tensor in now.values()} == {ArrayTensor}
+    assert {type(tensor) for tensor in later.values()} == {DeferredTensor}
+    for name, tensor in now.items():
+        np.testing.assert_array_equal(later[name].numpy(), tensor.numpy())
 
 
 def test_a_layer_that_only_stores_its_weight_has_them_rescaled_for_their_rounding_alone():

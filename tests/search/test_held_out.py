@@ -291,7 +291,11 @@ def test_rescaling_rounding_and_correction_share_the_float_outputs(path, tmp_pat
         asked.append(self)
         return noise(self, *args, **kind)
 
-    monkeypatch.setattr(SqnrEvaluator, "__init__", lambda self, *args: (made.append(self), begin(self, *args))[1])
+    def start(self: SqnrEvaluator, *args: object, **kind: bool) -> None:
+        made.append(self)
+        begin(self, *args, **kind)
+
+    monkeypatch.setattr(SqnrEvaluator, "__init__", start)
     monkeypatch.setattr(SqnrEvaluator, "_run_quantized", ask)
     recipe = tmp_path / "r.toml"
     recipe.write_text('scheme = "static-int8"\n')

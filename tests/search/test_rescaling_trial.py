@@ -15,6 +15,7 @@ from onnxq.calibration.sample_extremes import SampleExtremes
 from onnxq.calibration.stats import Extremes, range_kinds
 from onnxq.data.samples import input_specs, wrap_samples
 from onnxq.ir import load
+from onnxq.ir.storage import residency, scratch_file
 from onnxq.pipeline.quantize import quantize
 from onnxq.progress import Silent
 from onnxq.search.held_out import HoldoutSplit
@@ -103,6 +104,31 @@ def test_ways_are_judged_by_typical_samples(towering, monkeypatch):
     prepared, split = towering
     monkeypatch.setattr(SqnrEvaluator, "sqnr", lambda *_: pytest.fail("the largest sample would decide"))
     assert rescale(prepared, split, Silent()).notes != prepared.notes
+
+
+@pytest.mark.parametrize("scheme", ["static-int8", "dynamic-int8"])
+def test_a_large_model_is_rescaled_as_a_small_one_is(towering, tmp_path, monkeypatch, scheme):
+    """Its variants run in segments, and what their codes are made of is computed at each reading."""
+    _, split = towering
+    for name in ("segmented.BESIDE", "segmented.SEGMENT"):
+        monkeypatch.setattr(f"onnxq.runtime.{name}", 256)
+    monkeypatch.setattr(scratch_file, "SPOOLED", 256)
+    found = {}
+    for smoothing, limit in (("true", 0), ("true", 1 << 30), ("false", 0)):
+        monkeypatch.setattr(residency, "LARGE", limit)
+        recipe = tmp_path / "r.toml"
+        settings = 'ranges = "minmax"\nrounding = "nearest"\nbias_correction = false\n'
+        recipe.write_text(f'name = "r"\nscheme = "{scheme}"\n{settings}smoothing = {smoothing}\n', encoding="utf-8")
+        report = quantize(
+            tmp_path / "m.onnx", recipe, output=tmp_path / "q.onnx", samples=list(split.samples), force=True
+        )
+        assert any("rescaled channels" in note for note in report.notes) == (smoothing == "true")
+        assert not any("not rescaled" in note for note in report.notes)
+        assert report.comparison is not None
+        found[smoothing, limit] = report.comparison.worst_sqnr
+    assert found["true", 0] == pytest.approx(found["true", 1 << 30], abs=0.3)
+    assert found["true", 0] > found["false", 0] + 5
+    assert {path.name for path in tmp_path.iterdir()} == {"m.onnx", "q.onnx", "r.toml"}
 
 
 def test_a_channel_that_is_silent_on_random_numbers_may_be_loud_on_others(tmp_path):

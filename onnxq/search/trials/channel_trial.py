@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 from onnxq.calibration.channel_stats import ChannelStats
 from onnxq.calibration.output_sensitivity import minimal_statistics
@@ -19,6 +20,7 @@ from onnxq.calibration.statistic import Statistic
 from onnxq.calibration.stats import StatisticFactory, Stats
 from onnxq.data.samples import Samples
 from onnxq.ir import Model, Node, Value
+from onnxq.ir.storage.scratch_file import Spool
 from onnxq.rescaling.centering import centerable_tensors
 from onnxq.rescaling.cross_layer import channel_axes
 from onnxq.rescaling.find_groups import find_groups
@@ -34,14 +36,16 @@ class ChannelTrial:
     Args:
         prepared: The model and its plan.
         fitting: The half.
+        scratch: For a large model: a folder for codes, which else stay in memory.
 
     Attributes:
         stats: Of everything that is calibrated, and by channel of what can be changed.
 
     """
 
-    def __init__(self, prepared: Prepared, fitting: Samples) -> None:
-        self.model, self._fitting, self._weights = prepared.model, fitting, Weights(exact=True)
+    def __init__(self, prepared: Prepared, fitting: Samples, scratch: Path | None = None) -> None:
+        self.model, self._fitting, self._scratch = prepared.model, fitting, scratch
+        self._weights = Weights(exact=True)
         nodes, _ = to_rescale(prepared)
         values, calibrated = prepared.model.graph.values, prepared.plan.calibrated()
         axes = channel_axes(nodes) | {value.name: 1 for value in centerable_tensors(prepared.model.graph)}
@@ -65,7 +69,10 @@ class ChannelTrial:
 
         """
         stats = complete(stats, changed, self._fitting, minimal_statistics(changed.plan))
-        return quantize_copy(changed, stats, self._weights)
+        if self._scratch is None:
+            return quantize_copy(changed, stats, self._weights)
+        with Spool(self._scratch) as spool:  # codes of a model that is tried are gone with it
+            return quantize_copy(changed, stats, Weights(exact=True, spool=spool))
 
 
 def to_rescale(prepared: Prepared) -> tuple[list[Node], frozenset[Node]]:

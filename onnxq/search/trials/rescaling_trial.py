@@ -22,6 +22,7 @@ from onnxq.search.held_out import HoldoutSplit
 from onnxq.search.trials.channel_trial import to_rescale
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, replan
+from onnxq.stages.strategy import Strategy
 
 CHANNEL_SAMPLES = 32  # that channels are measured on once a way is chosen, as many as choose it and more
 LEAST_GAIN = 0.2  # dB; less is within what other samples would show
@@ -61,11 +62,16 @@ def rescale(prepared: Prepared, split: HoldoutSplit, observer: Observer) -> Prep
     if split.halves is None:
         return prepared
     trial = split.channel_trial(prepared, 0)
+    idle: set[Rescale] = set()  # methods that change nothing
 
     def variant(methods: Sequence[Rescale]) -> Model | None:
+        if methods[0] in idle:
+            return None
         changed, stats = _rescaled_with(copy_prepared(prepared), methods, trial.stats)
-        fewer = changed.transforms - prepared.transforms < len(methods)  # the same as a way of fewer methods, or none
-        return None if fewer else trial.variant(changed, stats)
+        if changed.transforms - prepared.transforms < len(methods):  # the same as a way of fewer methods, or none
+            idle.update(methods[:1] if changed.transforms == prepared.transforms else ())
+            return None
+        return trial.variant(changed, stats)
 
     ways = _methods(prepared)
     makers = [partial(variant, methods) for methods in ways]
@@ -125,13 +131,13 @@ def _rescaled_with(prepared: Prepared, methods: Sequence[Rescale], measured: Sta
     nodes, stored = to_rescale(prepared)
     if not measured.names:
         return prepared, measured
-    measured = measured.copy()
+    measured, deferred = measured.copy(), prepared.strategy is Strategy.STREAMED
     notes, clipped, count = list(prepared.notes), dict(prepared.plan.clipped), prepared.transforms
     for method in methods:
         if method is smooth:
             at_run_time = {d.node for d in prepared.plan.decisions if d.scheme == "dynamic-int8"}
             method = partial(smooth, opset=prepared.model.opset, at_run_time=at_run_time)
-        made = method(nodes, measured, stored=stored)
+        made = method(nodes, measured, stored=stored, deferred=deferred)
         commit(made.patches)
         made.update(measured)
         notes += made.said()
