@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from float_support import check, evaluate_single, normal
+from float_support import check, evaluate_single, normal, onnxruntime_single
 
 from onnxq.ops.kernels.arrays import in_float32
 
@@ -32,7 +32,12 @@ LONG = np.full((2, 8), 300, np.float16)
 )
 def test_sums_of_16_bits_neither_overflow_nor_lose_bits(op_type: str, x: Any, attributes: dict[str, Any]) -> None:
     inputs = [x] if x is not None else [np.ones((1, 5000), np.float16), np.array(1, np.int64)]
-    check(op_type, inputs, rtol=1e-3, atol=1e-3, **attributes)
+    wide = [each.astype(np.float32) if each.dtype == np.float16 else each for each in inputs]
+    # of float32: onnxruntime's own sums of float16 on Armv8.2 stop growing, and make 3.6 the mean of many twelves
+    (expected,) = onnxruntime_single(op_type, wide, **attributes)
+    (found,) = evaluate_single(op_type, inputs, **attributes)
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
 
 
 def test_means_of_several_and_of_each_map() -> None:
