@@ -118,7 +118,10 @@ def _runs(session: Session, sample: Sample) -> bool:
 
 def _outputs(session: Session, samples: Sequence[Sample]) -> list[list[np.ndarray]]:
     """Run all samples, and give a list for each output."""
-    runs = [run_session(session, None, sample) for sample in samples]
+    return _columns([run_session(session, None, sample) for sample in samples])
+
+
+def _columns(runs: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
     return [list(column) for column in zip(*runs, strict=True)]
 
 
@@ -202,12 +205,11 @@ def _surer(
 
 def _outputs_if_sure(session: Session, samples: Sequence[Sample], least: float) -> list[list[np.ndarray]]:
     """Run all samples as `_outputs` does; nothing where their mean probability cannot reach `least` any more."""
+    runs: list[Sequence[np.ndarray]] = []
     columns: list[list[np.ndarray]] = []
     for done, sample in enumerate(samples, 1):
-        run = run_session(session, None, sample)
-        columns = columns or [[] for _ in run]
-        for column, array in zip(columns, run, strict=True):
-            column.append(array)
+        runs.append(run_session(session, None, sample))
+        columns = _columns(runs)
         found = [answers[0] for column in columns if (answers := _answers(column)) is not None]
         most = max(found, default=0.0) * done + len(samples) - done
         if not found or most < (least - ROUNDING) * len(samples):

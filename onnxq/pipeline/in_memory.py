@@ -136,8 +136,9 @@ def _choose_and_rewrite(
     if samples is not None or budget.is_set:
         observer.step("search")
         outcome = meet_accuracy(variants, budget)
-        in_vain = before is not None and not variants.planned(outcome.choices).in_integers
-        stored = stored_untransformed(before) if before is not None and in_vain else None
+        stored = None
+        if before is not None and not variants.planned(outcome.choices).in_integers:
+            stored = stored_untransformed(before)
         if stored is not None:
             _expect(stored, split, request)
             del variants

@@ -110,7 +110,7 @@ class QuantizedRead:
         self.energy = np.zeros(stats.channels)
         for weight, given in zip(weights, importance, strict=True):
             mean, variance = (each.reshape(len(weight), -1, 1) for each in (self.mean, self.variance))
-            slices = _slices(weight)
+            slices = widened_slices(weight.shape[1], weight.size)
             found = [self._outputs(weight[:, rows].astype(np.float64), mean, variance) for rows in slices]
             outputs = np.concatenate(found, axis=1)[..., 0]
             counts = np.ones_like(outputs) if given is None else given.reshape(outputs.shape)
@@ -225,10 +225,10 @@ def _of_others(values: np.ndarray, outliers: np.ndarray | None) -> np.ndarray:
     return values[:, :, None] if outliers is None else np.where(outliers, 0.0, values[:, :, None])
 
 
-def _slices(weight: np.ndarray) -> list[slice]:
-    """Cut the outputs of a weight such that few of its elements are copied at a time."""
-    together = max(1, WIDENED * weight.shape[1] // max(weight.size, 1))
-    return [slice(start, start + together) for start in range(0, weight.shape[1], together)]
+def widened_slices(length: int, size: int) -> list[slice]:
+    """Cut an axis of an array of some size such that few of its elements are in float64 at a time."""
+    together = max(1, WIDENED * length // max(size, 1))
+    return [slice(start, start + together) for start in range(0, length, together)]
 
 
 def _squares(weight: np.ndarray) -> np.ndarray:

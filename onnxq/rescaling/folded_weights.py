@@ -6,13 +6,12 @@ Tests: `tests/rescaling/test_cross_layer.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import reduce
 
 import numpy as np
 from onnx import TensorProto
 
 from onnxq.ir import ArrayTensor, DeferredTensor, Node, Patch, Tensor, Value
-from onnxq.rescaling.factor_search import WIDENED
+from onnxq.rescaling.factor_search import widened_slices
 from onnxq.rescaling.groups import EVERY_ROW, AbsorbingConstant
 
 Step = tuple[AbsorbingConstant, np.ndarray]  # where a constant absorbs factors, and the divisor of the group
@@ -28,17 +27,14 @@ def absorbed(tensor: Tensor, steps: Sequence[Step], *, deferred: bool) -> Tensor
 
     """
 
-    def changed(array: np.ndarray, rows: slice = EVERY_ROW) -> np.ndarray:
-        return reduce(lambda each, step: step[0].apply(each, step[1], rows), steps, array.astype(np.float64))
-
     def compute() -> np.ndarray:
         array = tensor.numpy()
-        if array.size <= WIDENED or any(constant.groups > 1 for constant, _ in steps):
-            return changed(array).astype(np.float32)
-        made, together = np.empty(array.shape, np.float32), max(1, WIDENED * len(array) // array.size)
-        for start in range(0, len(array), together):
-            rows = slice(start, start + together)
-            made[rows] = changed(array[rows], rows)
+        made, grouped = np.empty(array.shape, np.float32), any(constant.groups > 1 for constant, _ in steps)
+        for rows in [EVERY_ROW] if grouped else widened_slices(len(array), array.size):
+            part = array[rows].astype(np.float64)
+            for constant, divisor in steps:
+                part = constant.apply(part, divisor, rows)
+            made[rows] = part
         return made
 
     return DeferredTensor(TensorProto.FLOAT, tensor.shape, compute, [tensor]) if deferred else ArrayTensor(compute())

@@ -17,7 +17,7 @@ from onnxq.ir import ArrayTensor, DeferredTensor, Model, commit
 from onnxq.lowering.rewrite import rewrite
 from onnxq.planning.planner import make_plan
 from onnxq.planning.recipe import load_recipe
-from onnxq.rescaling import folded_weights
+from onnxq.rescaling import factor_search
 from onnxq.rescaling.cross_layer import Rescaling, channel_axes, channel_kinds, equalize
 from onnxq.rescaling.folded_weights import absorbed
 from onnxq.rescaling.groups import AbsorbingConstant
@@ -216,7 +216,7 @@ def test_a_large_weight_absorbs_factors_some_rows_at_a_time(axis, absorb, monkey
     node = sample("digits_cnn").graph.nodes[0]
     steps = [(AbsorbingConstant(node, 1, one, absorb), d) for one, d in zip((axis, 1), divisors, strict=True)]
     whole = absorbed(tensor, steps, deferred=False).numpy()
-    monkeypatch.setattr(folded_weights, "WIDENED", 40)  # five rows
+    monkeypatch.setattr(factor_search, "WIDENED", 40)  # five rows
     np.testing.assert_array_equal(absorbed(tensor, steps, deferred=False).numpy(), whole)
 
 

@@ -52,10 +52,10 @@ def noise_warnings(samples: Sequence[Sample], summaries: Iterable[InputSummary])
 
 
 def _is_noise(samples: Sequence[Sample], name: str, axis: int) -> bool:
-    looked, own = 0, 0.0
+    own = 0.0
     beside = np.zeros(2)  # sums of products with the neighbour below, and with the one to the right
-    for sample in samples:
-        array = np.moveaxis(np.asarray(sample[name], np.float64), axis, 1)
+    for given in _looked_at(samples, name):
+        array = np.moveaxis(given, axis, 1)
         if min(array.shape[2:]) < LEAST_SIDE or len(np.unique(array[:1])) < LEAST_VALUES:
             return False
         centred = array - array.mean(axis=(2, 3), keepdims=True)
@@ -64,22 +64,26 @@ def _is_noise(samples: Sequence[Sample], name: str, axis: int) -> bool:
             (centred[:, :, 1:] * centred[:, :, :-1]).mean(),
             (centred[:, :, :, 1:] * centred[:, :, :, :-1]).mean(),
         )
-        looked += array.size
-        if looked > MOST_PIXELS:
-            break
     return own > 0 and bool((np.abs(beside) < MOST_ALIKE * own).all())
 
 
 def _is_reshaped(samples: Sequence[Sample], name: str, channels: int) -> bool:
     """Whether values along a row are nearer to those `channels` further than to their neighbours."""
-    looked, beside, further = 0, 0.0, 0.0
-    for sample in samples:
-        array = np.asarray(sample[name], np.float64)
+    beside, further = 0.0, 0.0
+    for array in _looked_at(samples, name):
         if array.shape[3] < LEAST_SIDE:
             return False
         beside += float(np.abs(array[..., 1:] - array[..., :-1]).mean())
         further += float(np.abs(array[..., channels:] - array[..., :-channels]).mean())
+    return further < NEARER * beside
+
+
+def _looked_at(samples: Sequence[Sample], name: str) -> Iterator[np.ndarray]:
+    """Yield an input of the first samples in float64, until there are pixels enough."""
+    looked = 0
+    for sample in samples:
+        array = np.asarray(sample[name], np.float64)
+        yield array
         looked += array.size
         if looked > MOST_PIXELS:
-            break
-    return further < NEARER * beside
+            return

@@ -69,7 +69,8 @@ def rescale(prepared: Prepared, split: HoldoutSplit, observer: Observer) -> Prep
             return None
         changed, stats = _rescaled_with(copy_prepared(prepared), methods, trial.stats)
         if changed.transforms - prepared.transforms < len(methods):  # the same as a way of fewer methods, or none
-            idle.update(methods[:1] if changed.transforms == prepared.transforms else ())
+            if changed.transforms == prepared.transforms:
+                idle.add(methods[0])
             return None
         return trial.variant(changed, stats)
 
