@@ -9,22 +9,24 @@ import numpy as np
 from onnxq.ir import Model, Node, Value
 from onnxq.ops.forms.saturating_pairs import inner_rows, saturating_pairs
 
-# Operators on codes: where the weight is. Sources: the specifications of ONNX and onnxruntime's ContribOperators.md.
+# Operators on codes: where the weights are. Sources: the specifications of ONNX and onnxruntime's ContribOperators.md.
 # ConvInteger takes its filters for the left matrix, and of int8 times anything all kernels are exact
 WEIGHT_SLOTS = {
-    "MatMulInteger": 1,
-    "QLinearConv": 3,
-    "QLinearMatMul": 3,
-    "QGemm": 3,
-    "MatMulIntegerToFloat": 1,
-    "DynamicQuantizeMatMul": 1,
+    "MatMulInteger": (1,),
+    "QLinearConv": (3,),
+    "QLinearMatMul": (3,),
+    "QGemm": (3,),
+    "MatMulIntegerToFloat": (1,),
+    "DynamicQuantizeMatMul": (1,),
+    "DynamicQuantizeLSTM": (1, 2),
+    "QAttention": (1,),
 }
 FUSED = ("MatMul", "Gemm", "Conv")
 
 
 @dataclass(frozen=True)
 class LayerSaturation:
-    """How much of a layer's weight could saturate.
+    """How much of a layer's weights could saturate.
 
     Attributes:
         node: Its name, or its first output where it has none.
@@ -49,28 +51,26 @@ def read_saturation(model: Model) -> tuple[LayerSaturation, ...]:
     """
     found = []
     for node in model.graph.walk():
-        rows = _rows(node)
-        if rows is None:
-            continue
-        pairs = saturating_pairs(rows)
+        weights = _weights(node)
+        pairs = sum(map(saturating_pairs, weights))
         if pairs:
-            name = node.display_name
-            total = rows.shape[0] * (rows.shape[1] // 2) * rows.shape[2]
-            found.append(LayerSaturation(name, node.op_type, pairs, total))
+            total = sum(rows.shape[0] * (rows.shape[1] // 2) * rows.shape[2] for rows in weights)
+            found.append(LayerSaturation(node.display_name, node.op_type, pairs, total))
     return tuple(found)
 
 
-def _rows(node: Node) -> np.ndarray | None:
-    """Return the int8 weight of an integer product; None for other nodes and other weights."""
-    slot = WEIGHT_SLOTS.get(node.op_type)
-    weight = node.inputs[slot] if slot is not None and slot < len(node.inputs) else _behind_pair(node)
-    if weight is None or weight.constant is None:
-        return None
-    codes = weight.constant.numpy()
-    if codes.dtype != np.int8:
-        return None
+def _weights(node: Node) -> list[np.ndarray]:
+    """Return the int8 weights of integer products, as `inner_rows`; none of other nodes, and no others."""
+    slots = WEIGHT_SLOTS.get(node.op_type)
+    weights = [_behind_pair(node)] if slots is None else [node.input(slot) for slot in slots]
     transposed = node.op_type in ("Gemm", "QGemm") and bool(node.attribute("transB", 0))
-    return inner_rows(node.op_type, codes, transposed=transposed, group=node.attribute("group", 1))
+    found = []
+    for weight in weights:
+        codes = None if weight is None or weight.constant is None else weight.constant.numpy()
+        if codes is not None and codes.dtype == np.int8:
+            rows = inner_rows(node.op_type, codes, transposed=transposed, group=node.attribute("group", 1))
+            found += [] if rows is None else [rows]
+    return found
 
 
 def _behind_pair(node: Node) -> Value | None:

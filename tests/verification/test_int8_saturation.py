@@ -105,6 +105,16 @@ def test_both_weights_of_an_lstm_are_reduced() -> None:
     assert [greatest(made, f"{name}_quantized") for name in "wr"] == [63, 63]
 
 
+def test_both_weights_of_an_lstm_are_counted() -> None:
+    weights = {"w": wide(32, 64, 6).T[None].copy(), "r": wide(16, 64, 7).T[None].copy()}
+    proto = build([node("LSTM", "x w r", "y", name="lstm", hidden_size=16)], {"x": [5, 2, 32]}, weights=weights)
+    made = quantize_in_memory(proto, "dynamic-int8", domain="com.microsoft", **FULL)
+    (layer,) = read_saturation(parse(made.data))
+    assert (layer.node, layer.op_type) == ("lstm_1", "DynamicQuantizeLSTM")
+    assert layer.total == (32 // 2 + 16 // 2) * 64
+    assert layer.pairs >= 2 * 64  # the large neighbours in each column of both
+
+
 def test_weights_that_compute_in_float_keep_their_bits() -> None:
     proto = build([node("MatMul", "x w", "y")], {"x": ["n", 64]}, weights={"w": wide(64, 64, 5)})
     made = quantize_in_memory(proto, "weight-int8", reduce_range=True)
