@@ -241,7 +241,7 @@ def _receive(stdin: BinaryIO, tasks: queue.SimpleQueue[tuple[Any, ...] | None], 
     while True:
         try:
             task = pickle.load(stdin)
-        except (EOFError, OSError):
+        except (EOFError, OSError, pickle.UnpicklingError):  # the last one in the middle of a task
             break
         busy.set()
         tasks.put(task)

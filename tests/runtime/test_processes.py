@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -91,6 +92,20 @@ def test_a_task_ends_when_its_run_is_killed() -> None:
     while _alive(stat) and time.monotonic() < ends:
         time.sleep(0.05)
     assert not _alive(stat)
+
+
+def test_a_process_ends_with_a_run_that_is_killed_while_it_gives_a_task() -> None:
+    command = [sys.executable, "-c", processes.START]
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+    assert worker.stdin is not None
+    given = [pickle.dumps(one) for one in (sys.path, processes._Share(1, None, ()), (time.sleep, (60,), {}))]
+    worker.stdin.write(b"".join(given)[:-5])
+    worker.stdin.close()
+    try:
+        assert worker.wait(timeout=30) == 0
+    finally:
+        worker.kill()
+        worker.wait()
 
 
 def _alive(stat: Path) -> bool:

@@ -88,6 +88,41 @@ def test_a_cosine_of_what_is_not_finite_is_no_number(bad: float) -> None:
     float_model.add({}, {"y": np.ones(4, np.float32)})
     quantized.add({}, {"y": np.array([1, 1, 1, bad], np.float32)})
     assert np.isnan(quantized.score(float_model))
+    for run in (float_model, quantized):
+        run.outputs = {"equal": [np.ones(4, np.float32)]} | run.outputs  # whatever the order
+    assert np.isnan(quantized.score(float_model))
+
+
+def test_rows_of_nan_choose_no_class() -> None:
+    spoilt = np.array([[np.nan, 1, 0], [np.nan] * 3, [0, 1, 0]], np.float32)
+    top = METRICS["top1"].begin({"_label": [np.array([1, 0, 1])]})
+    top.add({}, {"y": spoilt})
+    assert top.score(top) == pytest.approx(100 / 3)
+    float_model, quantized = Agreement({}), Agreement({})
+    float_model.add({}, {"y": np.array([[2, 1, 0]] * 3, np.float32)})
+    quantized.add({}, {"y": spoilt})
+    assert quantized.score(float_model) == 0
+
+
+def test_perplexity_of_logits_that_are_too_large_is_no_exception() -> None:
+    for logits, expected in (([0, 1e4, 0], np.inf), ([0, np.inf, 0], np.nan), ([-np.inf] * 3, np.nan)):
+        run = METRICS["perplexity"].begin({})
+        run.add({"ids": np.array([[0, 0]])}, {"y": np.full((1, 2, 3), np.array(logits, np.float32))})
+        assert np.array_equal(run.score(run), expected, equal_nan=True)
+
+
+def test_pictures_of_no_rows_and_classes_below_zero() -> None:
+    empty = {"y": np.ones((0, 1, 4, 4), np.float32)}
+    psnr, iou = METRICS["psnr"].begin({}), METRICS["iou"].begin({})
+    psnr.add({}, empty)
+    iou.add({}, empty)
+    with pytest.raises(DataError, match="no pictures"):
+        psnr.score(psnr)
+    assert iou.score(iou) == 100
+    float_model, quantized = METRICS["iou"].begin({}), METRICS["iou"].begin({})
+    float_model.add({}, {"y": np.ones((1, 4, 4), np.int64)})
+    quantized.add({}, {"y": np.full((1, 4, 4), -1)})
+    assert quantized.score(float_model) == 0
 
 
 def test_cosine_is_that_of_the_least_similar_output(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ WHAT = "the class of each sample"
 FEW_LABELS = 20  # rows below which labels are not judged
 SHIFTED = 30.0  # points that labels gain by another first class, from which on that class is meant
 BY_CHANCE = 1.5  # times what guessing gives
+NO_CLASS = -1  # what a row chooses whose scores are NaN
 NO_DECISIONS = np.zeros(0, np.int64)
 
 
@@ -72,7 +73,12 @@ def decisions(array: np.ndarray) -> np.ndarray | None:
     if array.dtype.kind in "iub":
         return np.atleast_1d(array)
     scores = scores_last(array)
-    return None if scores is None else scores.argmax(axis=-1)
+    return None if scores is None else np.where(_holds_nan(scores)[..., 0], NO_CLASS, scores.argmax(axis=-1))
+
+
+def _holds_nan(scores: np.ndarray) -> np.ndarray:
+    """Return which rows hold NaN, so that none of their classes is the highest; `[rows, …, 1]`."""
+    return np.asarray(np.isnan(scores).any(axis=-1, keepdims=True))
 
 
 class TopClasses(MetricRun):
@@ -106,7 +112,7 @@ class TopClasses(MetricRun):
             raise refuse_outputs(self._name, "scores of classes", outputs)
         self._classes = scores.shape[-1]
         order = np.argsort(-scores.astype(np.float64), axis=-1, kind="stable")
-        self._rows.extend(order[..., : self._most])
+        self._rows.extend(np.where(_holds_nan(scores), NO_CLASS, order[..., : self._most]))
 
     def _find(self, outputs: Mapping[str, Any]) -> str:
         """Choose the first output with a score for each class."""

@@ -62,7 +62,8 @@ class Perplexity(MetricRun):
         """Return the perplexity over all tokens that count."""
         if not self._count:
             raise DataError(f"{NAME}: no token has a next one", "Give texts of two tokens at least.")
-        return float(np.exp(self._loss / self._count))
+        with np.errstate(over="ignore"):
+            return float(np.exp(self._loss / self._count))
 
 
 def _shifted(inputs: Arrays, logits: np.ndarray) -> np.ndarray:
@@ -102,6 +103,7 @@ def token_losses(logits: np.ndarray, following: np.ndarray) -> np.ndarray:
         part = flat[start : start + height].astype(np.float64)
         highest = part.max(axis=-1)
         chosen = part[np.arange(len(part)), told[start : start + height]]
-        part -= highest[:, None]
-        losses[start : start + height] = highest + np.log(np.exp(part, out=part).sum(axis=-1)) - chosen
+        with np.errstate(invalid="ignore"):  # infinite logits give NaN
+            part -= highest[:, None]
+            losses[start : start + height] = highest + np.log(np.exp(part, out=part).sum(axis=-1)) - chosen
     return np.asarray(losses.reshape(following.shape)[following >= 0])

@@ -55,7 +55,7 @@ class MapOverlap(MetricRun):
         if self._is_binary(array):
             flat = array[:, 0] if array.ndim == 4 and array.shape[1] == 1 else array
             flat = flat[..., 0] if flat.ndim == 4 else flat
-            self._least, self._most = min(self._least, float(flat.min())), max(self._most, float(flat.max()))
+            self._least, self._most = float(flat.min(initial=self._least)), float(flat.max(initial=self._most))
             self._raw.extend(flat.astype(np.float32))
             return
         made = decisions(array)
@@ -136,7 +136,8 @@ def _mean_overlap(
             raise DataError(f"iou: {told}", "Number the classes as the model does, from 0.")
         first, second = first[used], own[used].astype(np.int64)
         size = int(max(first.max(initial=0), second.max(initial=0), len(shared) - 1)) + 1
-        counts = [np.bincount(one, minlength=size) for one in (first[first == second], first, second)]
+        counted = first[first == second], first, second[second >= 0]  # a class below 0 is none
+        counts = [np.bincount(one, minlength=size) for one in counted]
         shared = _extended(shared, size) + counts[0]
         either = _extended(either, size) + counts[1] + counts[2] - counts[0]
     start = 1 if foreground else 0

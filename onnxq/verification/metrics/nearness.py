@@ -47,7 +47,7 @@ class Cosine(MetricRun):
     def score(self, reference: MetricRun) -> float:
         """Return the cosine of the angle to the float model's outputs, of the output where it is least."""
         assert isinstance(reference, Cosine)
-        return min(_cosine(reference.outputs[name], own) for name, own in self.outputs.items())
+        return float(np.min([_cosine(reference.outputs[name], own) for name, own in self.outputs.items()]))
 
 
 def _cosine(expected: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> float:
@@ -114,6 +114,8 @@ class Psnr(MetricRun):
             clipped = [np.clip(one.astype(np.float64), least, most) for one in (own, target)]
             error = float(((clipped[0] - clipped[1]) ** 2).mean())
             found.append(min(10 * math.log10((most - least) ** 2 / error), EQUAL_PICTURES) if error else EQUAL_PICTURES)
+        if not found:
+            raise DataError("psnr: the outputs hold no pictures", "Give samples that are not empty.")
         return sum(found) / len(found)
 
 
