@@ -15,7 +15,7 @@ from onnxq.ir import Graph, Node, Value
 from onnxq.ir.operator_traits import Trait, operators_with
 from onnxq.ops.forms.silu import gated_by
 from onnxq.planning.alternatives import BLOCKS_OF_FLOAT
-from onnxq.planning.cost_model import GATES, node_times
+from onnxq.planning.cost_model import GATES, node_times, stacked_product
 from onnxq.planning.decision import Decision, Plan
 from onnxq.planning.row_costs import row_time
 from onnxq.targets import Costs, load_costs
@@ -84,7 +84,7 @@ def float_node_time(node: Node, costs: Costs) -> float:
         taken = node_times(node, costs)[0]
         return taken + start if taken else 0.0
     if node.op_type in ("MatMul", "Gemm"):
-        return start + _product(node, costs)
+        return start + stacked_product(node, costs)
     table: Mapping[str, float] = costs.table["floats"]
     read = next((count(value, costs.shapes) for value in node.reads), elements)
     if node.op_type.startswith(REDUCING):
@@ -108,21 +108,6 @@ def _priced(node: Node) -> bool:
     return node.op_type in ("Relu", "Clip")
 
 
-def _product(node: Node, costs: Costs) -> float:
-    """Return the time of a product of two activations in float, one for each of a stack."""
-    first, output = node.inputs[0], node.outputs[0]
-    assert first is not None
-    assert output is not None
-    shape = costs.shapes.get(first.name, first.shape) or ()
-    inner = shape[-1] if shape and isinstance(shape[-1], int) else 64
-    made = costs.shapes.get(output.name, output.shape) or ()
-    sizes = [size if isinstance(size, int) else 1 for size in made]
-    rows, columns = sizes[-2:] if len(sizes) > 1 else (1, max(count(output, costs.shapes), 1))
-    stack = max(count(output, costs.shapes) // max(rows * columns, 1), 1)
-    least = costs.matmul(1, 64, 64)[0]
-    return float(least + stack * max(costs.matmul(rows, inner, columns)[0] - least, 0.0))
-
-
 def _planned(decision: Decision, plan: Plan, in_float: float, costs: Costs) -> float:
     """Return the time of a node as planned, conversions between Q/DQ pairs left out."""
     node, settings = decision.node, decision.settings
@@ -133,7 +118,7 @@ def _planned(decision: Decision, plan: Plan, in_float: float, costs: Costs) -> f
     if decision.scheme == "dynamic-int8":
         rows = row_time(node, costs) if settings is not None and settings.activation_granularity == "row" else None
         taken = rows if rows is not None else node_times(node, costs)[1]
-        read = node.inputs[0]
+        read = next((value for value in node.inputs[:2] if value is not None and value.tensor is None), None)
         elements = count(read, costs.shapes) if read is not None and node.op_type not in GATES else 0
         return costs.borders["node"] + taken + costs.moved("QuantizeLinear", elements) + MINIMUM * elements
     if decision.scheme == "weight-int8" and settings is not None and settings.block_size:

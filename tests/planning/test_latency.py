@@ -55,6 +55,20 @@ def test_a_product_quantized_at_run_time_takes_longer_than_a_static_one() -> Non
         assert predicted_latency(static, family) < predicted_latency(dynamic, family) < 1
 
 
+@pytest.mark.parametrize(
+    ("stack", "inner", "columns", "scheme"),
+    [(1, 64, 64, None), (16, 64, 64, None), (8, 17, 256, None), (1, 512, 64, "dynamic-int8"), (1, 256, 1, None)],
+)
+def test_a_weight_in_front_is_priced_as_a_product(stack: int, inner: int, columns: int, scheme: str | None) -> None:
+    """Measured with VNNI: 1.19, 1.12, 1.49, 0.75 and 2.79 of float's time."""
+    weights = {"w": floats(inner, inner)}
+    proto = build([node("MatMul", "w x", "y")], {"x": [stack, inner, columns]}, ["y"], weights)
+    plan = planned(proto)
+    assert (plan.decisions[0].scheme == "dynamic-int8") is (scheme is not None)
+    in_8_bit = planned(proto, "dynamic-int8", with_data=False)
+    assert (predicted_latency(in_8_bit, "cpu-vnni") < 0.9) is (scheme is not None)
+
+
 def test_convolutions_in_8_bit_gain_more_with_dot_products_than_without() -> None:
     plan = planned(stack())
     found = {family: predicted_latency(plan, family) for family in FAMILIES}
