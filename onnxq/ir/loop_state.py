@@ -16,13 +16,14 @@ def body_of(node: Node) -> Graph:
 
 
 def unchanged_state(node: Node) -> Iterator[int]:
-    """Yield the numbers of the states that every run of a Loop's body hands on as it got them."""
+    """Yield the numbers of the states that every run of a Loop's body hands on as it got them, once."""
     body = body_of(node)
     for index in range(len(node.inputs) - FIRST_INPUT):
-        value: Value | None = body.outputs[FIRST_OUTPUT + index]
+        given, place = body.inputs[FIRST_INPUT + index], FIRST_OUTPUT + index
+        value: Value | None = body.outputs[place]
         while value is not None and value.producer is not None and value.producer.operator == "Identity":
             value = value.producer.inputs[0]
-        if value is body.inputs[FIRST_INPUT + index]:
+        if value is given and given not in (*body.outputs[:place], *body.outputs[place + 1 :]):
             yield index
 
 

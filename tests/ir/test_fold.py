@@ -30,6 +30,7 @@ FOLDS = {
     "slice": ("k = Slice(w, one, five, zero)", RNG(0).random((6, 4))),
     "slice in steps": ("k = Slice(w, one, ends, zero, two)", RNG(0).random((9, 4))),
     "slice backwards": ("k = Slice(w, last, first, zero, back)", RNG(0).random((4, 4))),
+    "slice backwards from before": ("a = Slice(w, first, first, zero, back) k = Add(a, w)", RNG(0).random((4, 4))),
     "constant of shape": ("a = ConstantOfShape(four) k = Add(w, a)", RNG(0).random((4, 4))),
     "split": ("a, b = Split <axis = 0> (w) k = Sub(b, a)", RNG(0).random((8, 4))),
     "split unevenly": ("a, k, b = Split <axis = -1> (w, sizes)", RNG(0).random((4, 7))),

@@ -58,3 +58,15 @@ def test_state_that_is_no_constant_or_an_output_stays(start):
     assert "hoisted 1 constant out of Loop state" in normalised(model)
     assert_consistent(model)
     assert len(loop_of(model).inputs) == 4
+
+
+def test_state_that_is_stacked_too_stays():
+    """As an input of the body, which would go, it is listed twice among its outputs."""
+    text = HANDED_ON.replace("a2 = Identity(a)", "").replace("float[1,4] a2", "float[1,4] a")
+    text = text.replace("float[2,4] o)", "float[1,4] a)").replace("o = Neg(t)", "")
+    model = model_of(text, COUNT)
+    before = run(model.serialize(), {"x": X})
+    assert "hoisted 1 constant out of Loop state" in normalised(model)
+    assert_consistent(model)
+    for got, expected in zip(run(model.serialize(), {"x": X}), before, strict=True):
+        np.testing.assert_array_equal(got, expected)

@@ -17,6 +17,7 @@ from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch
+from onnxq.ir.shape_inference.slice_bounds import slice_bounds
 from onnxq.ir.tensor import ArrayTensor, DeferredTensor, Tensor
 
 FLOATS = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16))
@@ -225,8 +226,7 @@ def _slice(inputs: Sequence[np.ndarray], node: Node, opset: int) -> np.ndarray:
     steps = [1] * len(starts) if steps is None else steps
     parts = [slice(None)] * data.ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        to_first = step < 0 and end < -data.shape[axis]  # an end before the first element has no number in Python
-        parts[axis] = slice(start, None if to_first else end, step)
+        parts[axis] = slice_bounds(start, end, step, data.shape[axis])
     return data[tuple(parts)]
 
 

@@ -21,6 +21,7 @@ from onnxq.ir.shape_inference.dims import (
     takes_all,
 )
 from onnxq.ir.shape_inference.known import KnownShapes
+from onnxq.ir.shape_inference.slice_bounds import slice_bounds
 
 InputShapes = Sequence[Shape | None]
 ShapeRule = Callable[[KnownShapes, Node, Value, InputShapes], Shape | None]
@@ -163,7 +164,7 @@ def _slice(shapes: KnownShapes, node: Node, output: Value, given: InputShapes) -
             continue
         known = size.known
         sizes[axis] = (
-            fresh(output, axis) if known is None else Size(len(range(*slice(start, end, step).indices(known))))
+            fresh(output, axis) if known is None else Size(len(range(known)[slice_bounds(start, end, step, known)]))
         )
     return tuple(sizes)
 

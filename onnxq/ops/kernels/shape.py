@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.errors import ModelError
+from onnxq.ir.shape_inference.slice_bounds import slice_bounds
 from onnxq.ops.kernels.arrays import Array, integers, normalize_axes, normalize_axis
 from onnxq.ops.kernels.registry import kernel
 
@@ -119,15 +120,6 @@ def split_attribute(
     return _cut(x, given or _equal_parts(x, axis, output_count), axis)
 
 
-def _bounds(start: int, end: int, step: int, size: int) -> slice:
-    """Clamp as the operator's page says: NumPy clamps a start before the first element differently when going back."""
-    start, end = (v + size if v < 0 else v for v in (start, end))
-    if step > 0:
-        return slice(min(max(start, 0), size), min(max(end, 0), size), step)
-    start, end = min(max(start, 0), size - 1), min(max(end, -1), size - 1)
-    return slice(start, None if end < 0 else end, step) if start >= 0 else slice(0, 0)
-
-
 @kernel("Slice", since=10)
 def slice_(x: Array, starts: Array, ends: Array, axes: Array | None = None, steps: Array | None = None) -> Array:
     """Cut out part of a tensor; ends are exclusive, negative positions count from the end, steps may be negative."""
@@ -137,8 +129,7 @@ def slice_(x: Array, starts: Array, ends: Array, axes: Array | None = None, step
     index: list[slice] = [slice(None)] * x.ndim
     for start, end, axis, step in zip(first, last, along, strides, strict=True):
         axis = normalize_axis(axis, x.ndim)
-        size = x.shape[axis]
-        index[axis] = _bounds(start, end, step, size)
+        index[axis] = slice_bounds(start, end, step, x.shape[axis])
     return x[tuple(index)]
 
 
