@@ -26,6 +26,7 @@ import numpy as np
 
 from onnxq.calibration.channel_stats import ChannelStats
 from onnxq.rescaling.groups import AbsorbingConstant
+from onnxq.targets.powers import exp2_array, log2_array
 
 EXPONENTS = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
 POWERS = np.array(EXPONENTS)[:, None]
@@ -274,7 +275,7 @@ def best(
     """
     width = readings[0].stats.channels
     if needed is not None:
-        divisor = np.minimum(needed, 1.0)[None] ** HALF_WAY
+        divisor = np.sqrt(np.minimum(needed, 1.0))[None]
         tried = [FactorCandidates((HALF_WAY,), divisor, divisor)]
     else:
         tried = (_even_candidates if even else _candidates)(readings, least_share)
@@ -313,7 +314,7 @@ def _even_candidates(readings: Sequence[QuantizedRead], least_share: float) -> l
         return []
     norm = np.maximum(norm, norm.max() * least_share**2)
     size = np.maximum(size, carried.max() * least_share / norm)
-    divisors = np.stack([size**exponent / norm ** (1 - exponent) for exponent in MEAN_EXPONENTS])
+    divisors = _blended(np.array(MEAN_EXPONENTS)[:, None], size, norm)
     return [FactorCandidates(MEAN_EXPONENTS, divisors, divisors)]
 
 
@@ -331,12 +332,16 @@ def _candidates(readings: Sequence[QuantizedRead], least_share: float) -> list[F
         if not carried.max() > 0:
             continue
         first, second = np.maximum(reach, carried.max() * least_share / norm)
-        divided = norm ** (1 - POWERS)
-        divisors, without = first**POWERS / divided, second**POWERS / divided
+        divisors, without = _blended(POWERS, first, norm), _blended(POWERS, second, norm)
         # The range of the whole value stays what it was
         sizes = (reach[0] / divisors).max(axis=1, keepdims=True) / reach[0].max()
         found.append(FactorCandidates(EXPONENTS, divisors * sizes, without * sizes))
     return found
+
+
+def _blended(exponents: np.ndarray, size: np.ndarray, norm: np.ndarray) -> np.ndarray:
+    """Return `size^a / norm^(1-a)` for each exponent a of a column."""
+    return exp2_array(exponents * log2_array(size) - (1 - exponents) * log2_array(norm))
 
 
 def _side_weights(readings: Sequence[QuantizedRead]) -> list[float]:

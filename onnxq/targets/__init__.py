@@ -11,8 +11,9 @@ from copy import copy
 from functools import cache
 from typing import Any
 
-from onnxq.targets.grid import TIMES, LogGrid, exp2, log2
+from onnxq.targets.grid import TIMES, LogGrid
 from onnxq.targets.mixed import mixed
+from onnxq.targets.powers import exp2, log2
 from onnxq.targets.tables import read_target, table_name
 from onnxq.targets.timings import Kernel, Timings
 

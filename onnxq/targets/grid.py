@@ -5,48 +5,22 @@ Tests: `tests/targets/test_costs.py`.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from itertools import product
 from typing import Any
 
 import numpy as np
 
+from onnxq.targets.powers import exp2, log2
+
 AXES = ("channels", "filters", "pixels", "rows", "inner", "columns", "batch", "hidden")  # of the tables, in this order
 TIMES = ("float", "integer")
-LN2, SERIES, TERMS = 0.6931471805599453, tuple(1 / k for k in range(21, 0, -2)), 16
 
 
 def grid_axes(table: Mapping[str, Any]) -> dict[str, list[int]]:
     """Return the sizes that a table goes over; {} for one that goes over none."""
     return {key: table[key] for key in AXES if key in table} if "float" in table else {}
-
-
-@lru_cache(maxsize=1 << 14)
-def log2(x: float) -> float:
-    """Return the logarithm of a positive number to base 2, by operations that every processor rounds alike.
-
-    Those of NumPy and of C libraries differ in their last bits from processor to processor, and a plan follows times.
-    """
-    mantissa, exponent = math.frexp(x)
-    if mantissa < math.sqrt(0.5):
-        mantissa, exponent = 2 * mantissa, exponent - 1
-    ratio = (mantissa - 1) / (mantissa + 1)
-    total, square = 0.0, ratio * ratio
-    for term in SERIES:  # of the inverse hyperbolic tangent
-        total = total * square + term
-    return exponent + 2 * ratio * total / LN2
-
-
-def exp2(x: float) -> float:
-    """Return a power of 2, by operations that every processor rounds alike."""
-    whole = round(x)
-    part, total = (x - whole) * LN2, 1.0
-    for term in range(TERMS, 0, -1):
-        total = 1 + part / term * total
-    return math.ldexp(total, whole)
 
 
 class LogGrid:

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.targets.grid import exp2, log2, merged_axes, resampled
+from onnxq.targets.grid import merged_axes, resampled
+from onnxq.targets.powers import exp2, log2
 
 UNIT = ("pointwise", "spatial", "matmul")  # whose float times are the unit of a family
 OTHER = (0.08, 0.02)  # of an operator that a table of elementwise operators leaves out: it moves values

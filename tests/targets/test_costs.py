@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.targets import Costs, families_of, load_costs, load_mixes
-from onnxq.targets.grid import AXES, exp2, grid_axes, log2, resampled
+from onnxq.targets.grid import AXES, grid_axes, resampled
 from onnxq.targets.mixed import mixed
+from onnxq.targets.powers import exp2, log2
 from onnxq.targets.tables import read_target, stored_targets
 
 FAMILIES = [name for name in stored_targets() if "pointwise" in read_target(name)]
