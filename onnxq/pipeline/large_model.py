@@ -64,7 +64,8 @@ def quantize_large(prepared: Prepared, request: Request) -> Quantized:
         The quantized model, its large weights mapped, and the report.
 
     """
-    baseline, before = prepared.baseline(), prepared.model.copy()  # the model itself is rewritten
+    before = prepared.model.copy()  # the model itself is rewritten
+    baseline = before if prepared.original is None else prepared.original
     samples, observer = request.samples, request.observer
     if samples is None:
         samples = synthetic_samples(prepared.model, input_specs(prepared.model), SAMPLES)

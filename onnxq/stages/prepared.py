@@ -58,10 +58,6 @@ class Prepared:
     warnings: tuple[WarningLine, ...] = ()
     caches: Mapping[str, np.ndarray] = field(default_factory=dict)
 
-    def baseline(self) -> Model:
-        """Return the float model that the result is compared with: a copy, or one that no later step changes."""
-        return self.original if self.original is not None else self.model.copy()
-
     def open_checkpoint(self, samples: Iterable[Mapping[str, Any]]) -> Checkpoint | None:
         """Return what an earlier run has chosen on these samples; None where nothing is to be kept."""
         if self.checkpoint is None:

@@ -312,6 +312,18 @@ def test_what_a_large_model_became_is_run_in_segments_too(tmp_path, monkeypatch)
     assert len(opened) == 2
 
 
+def test_a_large_model_that_is_not_simplified_is_copied_once(tmp_path, tiny, monkeypatch):
+    """Constants that are computed at each reading go to a file for what is judged and for what is compared."""
+    path, stored = tmp_path / "m.onnx", []
+    path.write_bytes(blocks().SerializeToString())
+    monkeypatch.setattr("onnxq.pipeline.large_model.store_computed", lambda model, scratch: stored.append(model))
+    samples = [{"x": floats(4, 16, seed=seed)} for seed in range(4)]
+    pipeline.quantize(path, "static-int8", output=tmp_path / "o.onnx", samples=samples)
+    before, *_, baseline = stored
+    assert len(stored) == 3
+    assert before is baseline
+
+
 def test_what_does_not_load_is_a_sentence(tmp_path, tiny):
     proto = blocks()
     proto.graph.node[0].attribute.add(name="nonsense", type=1, f=1.0)
