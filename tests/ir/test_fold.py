@@ -155,8 +155,10 @@ def test_bfloat16_and_impossible_nodes():
     weights = {"w": np.ones((2, 3), ml_dtypes.bfloat16), "shape": np.int64([4, 4])}
     model = model_of("g (bfloat16[2,3] x) => (bfloat16[a,b] y) { k = Transpose(w) y = MatMul(x, k) }", weights)
     assert len(normalised(model, "fold_constants")) == 1
-    broken = model_of("g (bfloat16[2,3] x) => (bfloat16[a,b] y) { k = Reshape(w, shape) y = Add(x, k) }", weights)
-    assert normalised(broken, "fold_constants") == []
+    weights |= {"scalar": np.ones((), np.float32), "first": np.int64([0])}
+    for node in ("Reshape(w, shape)", "Expand(w, shape)", "Gather(scalar, first)", "Add(w, shape)"):
+        broken = model_of(f"g (bfloat16[2,3] x) => (bfloat16[a,b] y) {{ k = {node} y = Add(x, k) }}", weights)
+        assert normalised(broken, "fold_constants") == []
 
 
 # -- functions ----------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from helpers import build, count_ops, floats, node, run, typed
+from helpers import build, count_ops, floats, graph, node, run, typed
 
 from onnxq.ir import load
 from onnxq.simplify import simplify
@@ -110,6 +110,18 @@ def test_every_part_has_a_product_of_its_own(case, shape):
 )
 def test_what_is_read_in_other_ways_stays_whole(nodes):
     assert simplify(typed(model(nodes)), only=["split_fused_projections"]).original is None
+
+
+def test_what_bodies_take_apart_stays_whole():
+    """Each part would have to be computed in a body, and the patch is one of the graph around it."""
+    parts = {
+        branch: graph([node("Slice", f"p {first} last", f"{branch}_y")], {}, [f"{branch}_y"], {})
+        for branch, first in (("then_branch", "at0 half"), ("else_branch", "half at999"))
+    }
+    nodes = [node("MatMul", "x w", "p"), node("If", "c", "y", **parts)]
+    proto = build(nodes, {"x": list(X.shape), "c": (onnx.TensorProto.BOOL, [])}, weights={"w": W} | AXES)
+    model = typed(proto)
+    assert simplify(model, ["split_fused_projections"]).notes == ()
 
 
 def test_slices_without_axes_stay_whole():

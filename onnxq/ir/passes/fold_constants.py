@@ -76,8 +76,6 @@ def _fold(node: Node, known: dict[Value, Tensor], opset: int) -> Tensor | None:
         if tensor is None or tensor.dtype == TensorProto.STRING:
             return None
         inputs.append(tensor)
-    if not _allowed(node, inputs):
-        return None
     if node.op_type == "Identity":
         return inputs[0]
 
@@ -88,7 +86,7 @@ def _fold(node: Node, known: dict[Value, Tensor], opset: int) -> Tensor | None:
             return np.asarray(compute([tensor.numpy() for tensor in inputs], node, opset))
 
     try:
-        return _kept(result, inputs)
+        return _kept(result, inputs) if _allowed(node, inputs) else None
     except (KeyError, ValueError, IndexError, TypeError):
         return None  # such a node is for the runtime to judge
 
@@ -135,11 +133,7 @@ def _allowed(node: Node, inputs: list[Tensor]) -> bool:
     """Whether the result is known to be exact and not much larger than what it comes from."""
     first = inputs[0]
     if node.op_type in ARITHMETIC:
-        shapes = [tensor.shape for tensor in inputs]
-        try:
-            size = int(np.prod(np.broadcast_shapes(*shapes), dtype=object))
-        except ValueError:
-            return False
+        size = int(np.prod(np.broadcast_shapes(*(tensor.shape for tensor in inputs)), dtype=object))
         same = all(tensor.dtype == first.dtype for tensor in inputs)
         return same and first.dtype in FLOATS and _fits(size * first.nbytes // max(first.size, 1), inputs)
     if node.op_type in SUMS:

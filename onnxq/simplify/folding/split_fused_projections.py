@@ -187,6 +187,8 @@ def _parts(chain: Chain) -> list[ColumnSlice]:
     readers = chain.end.consumers()
     if chain.end.is_output or not readers or any(use.slot or use.node.domain for use in chain.end.uses):
         return []
+    if any(node.graph is not chain.end.graph for node in readers):  # a body computes its part where it runs
+        return []
     if {node.op_type for node in readers} == {"Split"} and len(readers) == 1:
         found = _split(chain, readers[0])
     elif {node.op_type for node in readers} == {"Gather"}:
