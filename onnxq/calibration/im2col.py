@@ -9,7 +9,7 @@ Tests: `tests/calibration/test_second_moments.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -120,13 +120,6 @@ def weight_rows(node: Node, weight: np.ndarray) -> np.ndarray:
     if node.op_type == "Conv":
         return weight.reshape(len(weight), -1)
     return weight if _weight_axis(node) == -1 else weight.T
-
-
-def rows_as_weight(node: Node, rows: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Undo `weight_rows`."""
-    if node.op_type == "Conv" or _weight_axis(node) == -1:
-        return np.ascontiguousarray(rows).reshape(shape)
-    return np.ascontiguousarray(rows.T)
 
 
 def _weight_axis(node: Node) -> int:

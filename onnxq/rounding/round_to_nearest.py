@@ -25,7 +25,7 @@ def nearest_codes(
     limit: int = 127,
     summed: SummationOrder | None = None,
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Quantize a weight to symmetric int8 as `quantize_weight` does, to the bit, without turning or copying it whole.
+    """Quantize a weight to symmetric int8 as `nearest_rows` does, to the bit, without turning or copying it whole.
 
     Args:
         weight: float32, at least one axis.
@@ -46,7 +46,7 @@ def nearest_codes(
         peak = np.maximum.reduce(peaks) if 0 in axes else np.concatenate(peaks)
         if not np.isfinite(peak).all():
             return None
-        scales = np.where(peak == 0, np.float32(1), np.maximum(peak / np.float32(limit), TINY)).astype(np.float32)
+        scales = _covering(peak, limit)
         if summed is not None:
             least = list(pool.map(lambda block: least_pair_scales(weight[block], axes, summed), blocks))
             pairs = np.maximum.reduce(least) if 0 in axes else np.concatenate(least)
@@ -58,6 +58,26 @@ def nearest_codes(
             return _code(weight[block], scales if 0 in axes else scales[block], limit)
 
         return spool.fill(_ahead(pool, code, blocks), np.dtype(np.int8), weight.shape), scales
+
+
+def nearest_rows(rows: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
+    """Round rows to symmetric codes, each with the scale that covers its largest element.
+
+    Args:
+        rows: Float `[channels, n]`, finite; computed with as float32.
+        limit: The largest code.
+
+    Returns:
+        int8 codes, int16 where they are larger, and float32 scales `[channels]`, 1 for rows of zeros.
+
+    """
+    rows = np.asarray(rows, np.float32)
+    scales = _covering(np.maximum(rows.max(axis=1, initial=0), -rows.min(axis=1, initial=0)), limit)
+    return _code(rows, scales[:, None], limit), scales
+
+
+def _covering(peak: np.ndarray, limit: int) -> np.ndarray:
+    return np.where(peak == 0, np.float32(1), np.maximum(peak / np.float32(limit), TINY)).astype(np.float32)
 
 
 def _blocks(weight: np.ndarray) -> list[slice]:
@@ -76,7 +96,7 @@ def _code(block: np.ndarray, scales: np.ndarray, limit: int) -> np.ndarray:
     codes: np.ndarray = block / scales
     np.clip(codes, -limit, limit, out=codes)
     np.rint(codes, out=codes)
-    return codes.astype(np.int8)
+    return codes.astype(np.int8 if limit < 128 else np.int16)
 
 
 def _ahead(

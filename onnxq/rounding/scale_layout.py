@@ -12,10 +12,7 @@ from onnxq.rounding.coordinate_descent import Bounds, nearest
 from onnxq.rounding.saturation_limits import PairLimits
 
 CANDIDATES = 40
-DEPTH, DEPTH_BELOW_8_BITS = (
-    0.5,
-    0.75,
-)  # how much smaller than the covering scale candidates get, as in `quantize_weight`
+DEPTH, DEPTH_BELOW_8_BITS = 0.5, 0.75  # how much smaller than the covering scale candidates get
 TIE = 1e-9  # relative: no choice hangs on the last bits of a sum
 PIECE = 1 << 16  # elements at a time, so that temporaries stay in the cache
 

@@ -11,7 +11,7 @@ import numpy as np
 from onnxq.calibration.data_free_moments import prior_moments
 from onnxq.calibration.im2col import unfolding_of
 from onnxq.calibration.layer_moments import MeasuredLayers
-from onnxq.calibration.qparams import QParams, quantize_weight
+from onnxq.calibration.qparams import QParams
 from onnxq.calibration.second_moments import LayerMoments
 from onnxq.calibration.stats import Stats
 from onnxq.errors import ModelError
@@ -25,7 +25,7 @@ from onnxq.planning.planner import Plan, node_key
 from onnxq.rounding.block_solver import BlockSolution, solve_blocks
 from onnxq.rounding.gptq import RoundedWeight
 from onnxq.rounding.jobs import RoundingJob, RoundingResult, WeightRows, solve_all, solve_codes
-from onnxq.rounding.round_to_nearest import nearest_codes
+from onnxq.rounding.round_to_nearest import nearest_codes, nearest_rows
 from onnxq.rounding.saturation_cures import SaturationCure, merged, pair_cure, seven_bits
 from onnxq.rounding.saturation_limits import (
     FULL,
@@ -596,7 +596,7 @@ def _nearest(
     if coding.block_size or coding.bits < 7:
         found = solve_codes(rows, None, bits=coding.bits, block_size=coding.block_size or None)
         return found.codes, found.scales
-    codes, scales, _ = quantize_weight(rows, 0, f"int{coding.bits}")
+    codes, scales = nearest_rows(rows, 2 ** (coding.bits - 1) - 1)
     least = scales
     if pairs is not None:
         least = np.maximum(scales, pairs.covering(rows).astype(np.float32))

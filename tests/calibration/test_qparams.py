@@ -8,30 +8,19 @@ import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import array_shapes, arrays
+from hypothesis.extra.numpy import arrays
 from onnx import TensorProto
 
 from onnxq.calibration.qparams import (
     CODE_TYPES,
     activation_qparams,
-    quantize_weight,
 )
 from onnxq.calibration.ranges import METHODS, choose_range, expected_error
 from onnxq.calibration.stats import TensorStats
-from onnxq.errors import ModelError, RecipeError
+from onnxq.errors import RecipeError
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 TINY = float(np.finfo(np.float32).tiny)
-
-
-def dequantize(codes: np.ndarray, scales: np.ndarray, zero_points: np.ndarray, axis: int | None) -> np.ndarray:
-    """Return the real values that codes stand for, float32: `(code - zero point) * scale`, as DequantizeLinear does."""
-    shape = [1] * codes.ndim
-    if axis is not None:
-        shape[axis] = -1
-    scales, zero_points = np.asarray(scales).reshape(shape), np.asarray(zero_points).reshape(shape)
-    steps = codes.astype(np.int32) - zero_points.astype(np.int32)
-    return np.asarray(steps.astype(np.float32) * scales.astype(np.float32))
 
 
 def fake_quantize(x: np.ndarray, lo: float, hi: float, dtype: str = "uint8", symmetric: bool = False) -> np.ndarray:
@@ -252,78 +241,3 @@ def test_parameters_of_zero_and_of_extremes():
             activation_qparams(*bad)
     with pytest.raises(RecipeError, match="no quantized type 'int5'"):
         activation_qparams(0, 1, "int5")
-
-
-# -- weights ----------------------------------------------------------------------------------------------------
-
-WEIGHTS = arrays(
-    np.float32,
-    array_shapes(min_dims=1, max_dims=4, max_side=5),
-    elements=st.floats(-100, 100, width=32, allow_subnormal=False),
-)
-
-
-@given(WEIGHTS, st.data(), st.sampled_from(sorted(CODE_TYPES)), st.booleans(), st.sampled_from(["max", "mse"]))
-def test_weights_come_back_within_half_a_step(w, data, dtype, symmetric, method):
-    axis = data.draw(st.one_of(st.none(), st.integers(-w.ndim, w.ndim - 1)))
-    codes, scales, zeros = quantize_weight(w, axis, dtype, symmetric=symmetric, method=method)
-    kind = CODE_TYPES[dtype]
-    assert (codes.shape, codes.dtype) == (w.shape, kind.container)
-    assert codes.flags.c_contiguous
-    assert scales.shape == zeros.shape == (() if axis is None else (w.shape[axis],))
-    assert (scales.dtype, zeros.dtype) == (np.float32, kind.container)
-    assert (scales >= TINY).all()
-    assert codes.min() >= (2 * kind.middle - kind.high if symmetric else kind.low)
-    assert codes.max() <= kind.high
-    if symmetric:
-        assert (zeros == kind.middle).all()
-    if method == "max":
-        steps = scales if axis is None else np.expand_dims(scales, [a for a in range(w.ndim) if a != axis % w.ndim])
-        half = 0.5 if symmetric else 1.0  # a rounded zero point can cost half a step more at one end
-        assert (np.abs(dequantize(codes, scales, zeros, axis) - w) <= half * steps + 1e-5 * np.abs(w)).all()
-
-
-def test_int8_weights_by_hand():
-    w = np.float32([[1, -2, 0.5], [0, 0, 0], [-254, 127, 3]])
-    codes, scales, zeros = quantize_weight(w, 0)
-    np.testing.assert_array_equal(scales, np.float32([2 / 127, 1, 2]))
-    np.testing.assert_array_equal(codes, np.int8([[64, -127, 32], [0, 0, 0], [-127, 64, 2]]))  # 63.5 and 1.5 to even
-    np.testing.assert_array_equal(zeros, np.int8([0, 0, 0]))
-    codes, scales, zeros = quantize_weight(w[2], None, "uint8", symmetric=False)
-    assert (float(scales), int(zeros)) == (float(np.float32(381) / np.float32(255)), 170)
-    np.testing.assert_array_equal(codes, np.uint8([0, 255, 172]))
-
-
-@pytest.mark.parametrize("dtype", ["int8", "int4"])
-@pytest.mark.parametrize("axis", [0, 1, None])
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_least_squares_scale_beats_the_extremes(dtype, axis, symmetric):
-    w = np.random.default_rng(1).standard_t(4, (48, 700)).astype(np.float32)
-    rows = w.size if axis is None else w.shape[axis]
-    errors = {}
-    for method in ("max", "mse"):
-        made = quantize_weight(w, axis, dtype, symmetric=symmetric, method=method)
-        difference = np.square(dequantize(*made, axis) - w, dtype=np.float64)
-        errors[method] = difference.sum() if axis is None else np.moveaxis(difference, axis, 0).reshape(rows, -1).sum(1)
-    assert np.all(errors["mse"] <= errors["max"])
-    assert np.sum(errors["mse"]) < np.sum(errors["max"]) * (0.995 if dtype == "int8" else 0.95)
-
-
-def test_long_rows_are_summed_in_blocks_to_the_same_choice():
-    row = np.random.default_rng(2).standard_t(4, 200_000).astype(np.float32)
-    whole = quantize_weight(row, None, "int4", method="mse")
-    alone = [quantize_weight(row, None, "int4", method="max").scales * f for f in 1 - 0.75 * np.linspace(0, 1, 40) ** 2]
-    errors = [np.square(np.clip(np.rint(row / s), -7, 7) * s - row, dtype=np.float64).sum() for s in alone]
-    assert float(whole.scales) == pytest.approx(float(alone[int(np.argmin(errors))]), rel=1e-6)
-
-
-def test_extreme_and_empty_weights():
-    assert quantize_weight(np.float32([3.4e38, -3.4e38]), None, "uint8", symmetric=False).codes.tolist() == [255, 0]
-    assert quantize_weight(np.float32([1e-45, 0]), None).scales == TINY
-    assert quantize_weight(np.zeros((0, 3), np.float32), 0).scales.shape == (0,)
-    assert quantize_weight(np.zeros((2, 0), np.float32), 0).scales.tolist() == [1, 1]
-    for bad in (np.nan, np.inf, 1e300):
-        with pytest.raises(ModelError, match="NaN or infinity"):
-            quantize_weight(np.array([1, bad]), None)
-    with pytest.raises(RecipeError, match="no method 'hqq'"):
-        quantize_weight(np.float32([1]), None, method="hqq")

@@ -20,13 +20,13 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxq.calibration.data_free_moments import prior_moments
 from onnxq.calibration.gram import Gram
 from onnxq.calibration.im2col import Unfolding
-from onnxq.calibration.qparams import quantize_weight
 from onnxq.calibration.second_moments import LayerMoments
 from onnxq.ir import infer_types, parse
 from onnxq.rounding import coordinate_descent, gptq
 from onnxq.rounding import jobs as jobs_module
 from onnxq.rounding.coordinate_descent import Feedback, damped, descend, errors, nearest
 from onnxq.rounding.jobs import RoundingJob, solve_all, solve_codes
+from onnxq.rounding.round_to_nearest import nearest_rows
 from onnxq.rounding.scale_layout import ScaleLayout, storable
 
 
@@ -226,9 +226,9 @@ def test_no_choice_is_worse_than_nearest_on_held_out_samples(seed, bits, kind):
 def test_on_inputs_not_seen_the_gain_is_what_was_promised(bits):
     moments, fresh = measured(correlated(0)), measured(correlated(1)).total()
     rows = (np.random.default_rng(2).standard_normal((16, 48)) ** 3).astype(np.float32)
-    found, plain = solve_codes(rows, moments, bits=bits), quantize_weight(rows, 0, f"int{bits}")
+    found, (codes, scales) = solve_codes(rows, moments, bits=bits), nearest_rows(rows, 2 ** (bits - 1) - 1)
     assert found.method == "output error"
-    nearby = plain.codes.clip(-(2 ** (bits - 1)) + 1) * plain.scales[:, None].astype(float) - rows
+    nearby = codes * scales[:, None].astype(float) - rows
     gain = 10 * np.log10(fresh.errors(nearby).sum() / fresh.errors(change(found, rows)).sum())
     assert gain >= 4
     assert abs(gain - found.gain) <= 2  # it is measured on other samples and with half of them
@@ -242,12 +242,12 @@ def test_where_held_out_samples_contradict_it_stays_with_nearest():
     x[::2] = np.random.default_rng(1).standard_normal((21, 2, 1)) * signs * np.arange(1, 17)  # fitted: another
     rows = np.random.default_rng(3).standard_normal((8, 16)).astype(np.float32)
     found = solve_codes(rows, measured(x))
-    plain = quantize_weight(rows, 0)
-    kept = (found.codes == plain.codes).all(axis=1)
+    codes, scales = nearest_rows(rows, 127)
+    kept = (found.codes == codes).all(axis=1)
     assert kept.any()
-    np.testing.assert_array_equal(found.scales[kept], plain.scales[kept])
+    np.testing.assert_array_equal(found.scales[kept], scales[kept])
     held = measured(x).held_out()
-    theirs = plain.codes * plain.scales[:, None].astype(float) - rows
+    theirs = codes * scales[:, None].astype(float) - rows
     assert (held.errors(change(found, rows)) <= held.errors(theirs) * (1 + 1e-9)).all()
 
 
@@ -255,7 +255,7 @@ def test_one_row_alone_is_no_evidence():
     rows = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
     found = solve_codes(rows, measured(np.ones((1, 6))))
     assert (found.method, found.gain) == ("nearest", 0)
-    np.testing.assert_array_equal(found.codes, quantize_weight(rows, 0).codes)
+    np.testing.assert_array_equal(found.codes, nearest_rows(rows, 127)[0])
 
 
 @pytest.mark.parametrize("moments", [None, measured(correlated(0, 24))], ids=["no data", "data"])
@@ -277,11 +277,11 @@ def test_without_samples_scales_have_the_least_weight_error():
     rows = (np.random.default_rng(5).standard_normal((6, 400)) ** 3).astype(np.float32)
     for bits in (4, 8):
         found = solve_codes(rows, None, bits=bits)
-        plain = quantize_weight(rows, 0, f"int{bits}")
-        ours = np.square(found.dequantized() - rows).sum(axis=1)
-        assert (ours <= np.square(plain.codes * plain.scales[:, None] - rows).sum(axis=1) * (1 + 1e-6)).all()
-        best = quantize_weight(rows, 0, f"int{bits}", method="mse")
-        np.testing.assert_allclose(ours, np.square(best.codes * best.scales[:, None] - rows).sum(axis=1), rtol=0.02)
+        ours, limit = np.square(found.dequantized() - rows).sum(axis=1), 2 ** (bits - 1) - 1
+        steps = nearest_rows(rows, limit)[1][:, None] * np.linspace(0.25, 1, 61)[:, None, None]
+        tried = np.square(np.clip(np.rint(rows / steps), -limit, limit) * steps - rows).sum(axis=2)
+        assert (ours <= tried[-1] * (1 + 1e-6)).all()
+        assert (ours <= tried.min(axis=0) * 1.02).all()
 
 
 def test_channels_and_inputs_that_are_zero_are_no_trouble():

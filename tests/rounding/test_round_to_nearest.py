@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from onnxq.ir.storage.scratch_file import Spool
 from onnxq.rounding import round_to_nearest
-from onnxq.rounding.round_to_nearest import nearest_codes
+from onnxq.rounding.round_to_nearest import nearest_codes, nearest_rows
 from onnxq.rounding.weights import WeightRows, WeightSpec, _nearest
 
 
@@ -49,3 +50,23 @@ def test_a_weight_that_is_not_finite_has_no_codes(tmp_path, bad):
     with Spool(tmp_path) as spool:
         assert nearest_codes(weight, (0,), None, spool) is None
         assert nearest_codes(weight, (1,), None, spool) is None
+
+
+@given(
+    arrays(np.float32, st.tuples(st.integers(0, 5), st.integers(0, 5)), elements=st.floats(-100, 100, width=32)),
+    st.sampled_from([7, 63, 127, 2047]),
+)
+def test_rows_come_back_within_half_a_step(rows, limit):
+    codes, scales = nearest_rows(rows, limit)
+    assert (codes.shape, codes.dtype) == (rows.shape, np.int16 if limit > 127 else np.int8)
+    assert (scales.shape, scales.dtype) == ((len(rows),), np.float32)
+    assert (scales >= np.finfo(np.float32).tiny).all()
+    assert (np.abs(codes) <= limit).all()
+    assert (np.abs(codes * scales[:, None] - rows) <= (0.5 + 1e-5 * limit) * scales[:, None]).all()
+
+
+def test_rows_by_hand():
+    codes, scales = nearest_rows(np.float32([[1, -2, 0.5], [0, 0, 0], [-254, 127, 3]]), 127)
+    assert scales.tolist() == [np.float32(2 / 127), 1, 2]
+    assert codes.tolist() == [[64, -127, 32], [0, 0, 0], [-127, 64, 2]]  # 63.5 and 1.5 to even
+    assert nearest_rows(np.float32([[1e-45, 0]]), 127)[1] == np.finfo(np.float32).tiny
