@@ -6,7 +6,7 @@ Tests: `tests/cli/test_cli_quantize.py`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,8 +29,6 @@ from onnxq.data.reading import PLAIN, Reading
 
 if TYPE_CHECKING:
     from onnxq.calibration.stats import Stats
-    from onnxq.cli.terminal import TerminalObserver
-    from onnxq.distributed.shards import Calibration
 
 StatsFile = Annotated[
     Path, typer.Option("--output", "-o", metavar="STATS", help="The .npz file to write.", show_default=False)
@@ -80,60 +78,35 @@ def calibrate(
 
     The statistics serve this model alone, and every recipe that needs the ranges of no other tensors.
     """
-    from onnxq.cli.terminal import TerminalObserver
-    from onnxq.distributed.shards import Calibration
-    from onnxq.ir import check_output
+    from onnxq.api.calibrate import Shard
+    from onnxq.api.calibrate import calibrate as measured
+    from onnxq.cli.terminal import TerminalObserver, note
     from onnxq.progress import following
 
-    part = None if shard is None else parse_shard(shard)
+    part = None if shard is None else Shard(*parse_shard(shard))
     _check_engine(shard, executor, shards)
-    check_output(output, force=force, reads=(model, *data, recipe))
     use_runtime(custom_ops, jobs, None)
-    asked = Calibration(
-        model, tuple(data), reading, recipe, target, exclude=tuple(exclude), only=tuple(only), samples=samples
-    )
     with TerminalObserver() as observer, following(observer):
-        if part is not None:
-            _measure_shard(part, asked, output, observer, force=force)
-        elif executor is None:
-            _measure_here(asked, output, observer, force=force)
+        if executor is None:
+            nodes: dict[str, Any] = {"exclude": exclude, "only": only, "target": target}
+            asked = nodes | {"data": data, "reading": reading, "recipe": recipe, "sample_limit": samples}
+            stats = measured(model, output, **asked, shard=part, force=force, observer=observer)
         else:
             from onnxq.distributed.calibrations import calibrate_on
+            from onnxq.distributed.shards import Calibration
 
-            stats, source = calibrate_on(
-                executor, asked, output, observer, shards=shards, processors=jobs or 1, custom_ops=tuple(custom_ops)
-            )
-            observer.step("save")
-            write_stats(output, stats, source, force=force)
+            left, kept = tuple(exclude), tuple(only)
+            on = Calibration(model, tuple(data), reading, recipe, target, left, kept, samples)
+            how: dict[str, Any] = {"shards": shards, "processors": jobs or 1, "custom_ops": tuple(custom_ops)}
+            stats = calibrate_on(executor, on, output, observer, **how, force=force)
+    note(f"{output}: shard {shard} measured" if stats is None else stats_words(output, stats))
 
 
-def _measure_shard(
-    part: tuple[int, int], asked: Calibration, output: Path, observer: TerminalObserver, *, force: bool
-) -> None:
-    """Measure one shard of the samples and write its sums."""
-    from onnxq.calibration.shard_file import save_shard
-    from onnxq.cli.terminal import note
-    from onnxq.distributed.shards import open_calibration
+def stats_words(output: Path, stats: Stats) -> str:
+    """Say where the statistics of a model are, and how much they hold."""
     from onnxq.text import counted
 
-    opened = open_calibration(asked, observer)
-    made = opened.shard(*part, observer)
-    observer.step("save")
-    save_shard(output, made, force=force)
-    measured = sum(stats.samples for stats in made.sums.pieces.values())
-    of = f"{counted(measured, 'sample')} of {opened.blocks.samples}"
-    note(f"{output}: shard {part[0]} of {part[1]}, {of} measured")
-
-
-def _measure_here(asked: Calibration, output: Path, observer: TerminalObserver, *, force: bool) -> None:
-    """Measure all samples on this machine and write the statistics."""
-    from onnxq.distributed.processes import measure_all
-    from onnxq.distributed.shards import open_calibration
-
-    opened = open_calibration(asked, observer)
-    whole = measure_all(opened, observer)
-    observer.step("save")
-    write_stats(output, whole, opened.prepared.source, force=force)
+    return f"{output}: {counted(len(stats.names), 'tensor')} measured on {counted(stats.samples, 'sample')}"
 
 
 def parse_shard(given: str) -> tuple[int, int]:
@@ -164,13 +137,3 @@ def _check_engine(shard: str | None, executor: str | None, shards: int | None) -
     from onnxq.distributed.engines import check_name
 
     check_name(executor)
-
-
-def write_stats(output: Path, stats: Stats, source: str, *, force: bool) -> None:
-    """Write statistics of a model and name the file."""
-    from onnxq.calibration.stats_file import fingerprint, save_stats
-    from onnxq.cli.terminal import note
-    from onnxq.text import counted
-
-    save_stats(output, stats, fingerprint(source, stats.names), force=force)
-    note(f"{output}: {counted(len(stats.names), 'tensor')} measured on {counted(stats.samples, 'sample')}")

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from onnxq.cli.calibrate import StatsFile, write_stats
+from onnxq.cli.calibrate import StatsFile, stats_words
 from onnxq.cli.options import Force
 
 
@@ -23,13 +23,10 @@ def merge(
 
     The file is the same to the byte as that of one run of `onnxq calibrate`, in whatever order shards are named.
     """
-    from onnxq.calibration.shard_file import merge_shards
-    from onnxq.cli.terminal import TerminalObserver
-    from onnxq.ir import check_output
+    from onnxq.api.calibrate import merge as merged
+    from onnxq.cli.terminal import TerminalObserver, note
 
-    check_output(output, force=force, reads=shards)
     with TerminalObserver() as observer:
         observer.step("merge")
-        stats, source = merge_shards(shards)
-        observer.step("save")
-        write_stats(output, stats, source, force=force)
+        stats = merged(shards, output, force=force)
+    note(stats_words(output, stats))

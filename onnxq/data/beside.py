@@ -10,6 +10,7 @@ from pathlib import Path
 
 from onnxq.data.reading import ModelFacts
 
+BYTES = "bytes"  # `--tokenizer bytes`
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json")
 PICTURES = ("preprocessor_config.json", "config.json", "metadata.yaml", "args.yaml")
 SOUNDS = ("preprocessor_config.json", "feature_extractor_config.json", "config.json")
@@ -41,7 +42,7 @@ def files_beside(model: Path, data: Sequence[Path], tokenizer: Path | None = Non
     suffixes = {suffix for path in data for suffix in _suffixes(path)}
     facts = ModelFacts(model)
     found: list[Path | None] = []
-    if suffixes & {*SENTENCE_SUFFIXES}:
+    if suffixes & {*SENTENCE_SUFFIXES} and not (tokenizer is not None and makes_bytes(tokenizer)):
         folder = None if tokenizer is None else tokenizer if tokenizer.is_dir() else tokenizer.parent
         found += [facts.beside(name) if folder is None else folder / name for name in TOKENIZER]
         found += [tokenizer] if tokenizer is not None and not tokenizer.is_dir() else []
@@ -50,6 +51,11 @@ def files_beside(model: Path, data: Sequence[Path], tokenizer: Path | None = Non
     if suffixes & {*SOUND_SUFFIXES, ".txt"}:
         found += [facts.beside(name) for name in SOUNDS]
     return list(dict.fromkeys(path for path in found if path is not None and path.is_file()))
+
+
+def makes_bytes(tokenizer: Path) -> bool:
+    """Whether a tokenizer that the user names is no file, but the bytes of the text."""
+    return tokenizer.name == BYTES and not tokenizer.exists()
 
 
 def _suffixes(path: Path) -> Iterator[str]:

@@ -13,12 +13,13 @@ from typing import Any
 
 from onnxq.calibration.shard_file import merge_shards, save_shard
 from onnxq.calibration.stats import Stats
+from onnxq.calibration.stats_file import fingerprint, save_stats
 from onnxq.data.remote import digest
 from onnxq.distributed.builds import check_files, enter
 from onnxq.distributed.runs import TaskRun, failure
 from onnxq.distributed.shards import Calibration, check_shards, open_calibration
 from onnxq.errors import DataError
-from onnxq.ir import load
+from onnxq.ir import check_output, load
 from onnxq.ir.storage.scratch_file import scratch_folder
 from onnxq.pipeline.options import QuantizeOptions
 from onnxq.progress import Observer, Silent
@@ -77,26 +78,29 @@ def calibrate_on(
     shards: int | None = None,
     processors: int = 1,
     custom_ops: tuple[Path, ...] = (),
-) -> tuple[Stats, str]:
-    """Measure a calibration on an engine.
+    force: bool = False,
+) -> Stats:
+    """Measure a calibration on an engine, and write the statistics.
 
     Args:
         engine: Name of the engine; see `onnxq.distributed.engines`.
         asked: What to measure.
-        output: Where the statistics will go; shards are kept next to it in the meantime.
+        output: The file to write; shards are kept next to it in the meantime.
         observer: Told how many shards are done.
         shards: How many; by default 16, or fewer where there are fewer samples.
         processors: How many each task may use.
         custom_ops: Libraries of custom operators.
+        force: Replace a file that exists.
 
     Returns:
-        The statistics, and SHA-256 of the model.
+        The statistics.
 
     Raises:
         EngineError: The engine is gone, or a worker must not be used.
         OnnxqError: A shard failed.
 
     """
+    check_output(output, force=force, reads=(asked.model, *asked.data, asked.recipe))
     opened = open_calibration(asked, observer)
     count = min(SHARDS, opened.blocks.count) if shards is None else shards
     check_shards(opened.blocks, count)
@@ -122,12 +126,17 @@ def calibrate_on(
         for at, path in enumerate(paths):
             if _sha256(path) != written[at]:
                 raise DataError(f"{path} has other bytes than its worker wrote", "Check the shared folder.")
-        return merge_shards(paths)
+        stats, source = merge_shards(paths)
+    observer.step("save")
+    save_stats(output, stats, fingerprint(source, stats.names), force=force)
+    return stats
 
 
 def _entry(asked: Calibration) -> Entry:
     """Return the calibration as an entry of a project, whose files can be hashed."""
-    options = QuantizeOptions(recipe=asked.recipe, target=asked.target, data=asked.data)
+    given = asked.reading.tokenizer
+    tokenizer = None if given is None else Path(given)
+    options = QuantizeOptions(recipe=asked.recipe, target=asked.target, data=asked.data, tokenizer=tokenizer)
     return Entry(Path("."), asked.model, asked.model, options)
 
 

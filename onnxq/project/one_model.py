@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from onnxq.data.beside import makes_bytes
 from onnxq.data.remote import is_remote
 from onnxq.data.user_function import CALLABLE
 from onnxq.errors import ProjectError
@@ -87,6 +88,8 @@ def _moved(root: Path, name: str, value: Any) -> Any:
     if value is None or (name == "recipe" and not value.endswith(".toml")):
         return value
     path = Path(value)
+    if name == "tokenizer" and makes_bytes(path):
+        return value
     if is_remote(str(value)) or (CALLABLE.fullmatch(str(value)) and not path.exists()):
         return value
     if not path.is_absolute():

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from onnxq.data.beside import ARRAY_SUFFIXES, PICTURE_SUFFIXES, SOUND_SUFFIXES
+from onnxq.data.beside import ARRAY_SUFFIXES, PICTURE_SUFFIXES, SOUND_SUFFIXES, makes_bytes
 from onnxq.data.listed import listed_files
 from onnxq.data.remote import is_remote, local_copy
 from onnxq.errors import DataError
@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # it imports onnxruntime, which `onnxq check` does without
 
 INPUTS, MEASURED = "onnxq_inputs", "onnxq_measured"
 DATA_SUFFIXES = (*ARRAY_SUFFIXES, ".pb", *PICTURE_SUFFIXES, *SOUND_SUFFIXES)
+NO_FILE = "no file"  # in place of a hash: texts become bytes without a tokenizer
 ELSEWHERE = "installed elsewhere"  # in place of a hash: the module is no part of the repository
 HASHED = (
     "recipe",
@@ -300,6 +301,8 @@ def _data_hash(entry: Entry, given: str) -> str:
         module = entry.module_file(given)
         return ELSEWHERE if module is None else _file_sha256(module)
     path = local_copy(given) if is_remote(given) else entry.root / given
+    if path == entry.tokenizer() and makes_bytes(path):
+        return NO_FILE
     if not path.is_dir():
         listed = listed_files(path)
         own = _file_sha256(path)

@@ -17,9 +17,12 @@ import pytest
 from process_family import family
 
 from onnxq.cli import main
+from onnxq.data.reading import Reading
 from onnxq.distributed import runs, worker
 from onnxq.distributed.builds import BuildTask, build_on, check_files
+from onnxq.distributed.calibrations import _entry
 from onnxq.distributed.runs import TaskRun
+from onnxq.distributed.shards import Calibration
 from onnxq.errors import DataError, EngineError, OutputError
 from onnxq.ir import load
 from onnxq.project.build import build
@@ -245,3 +248,14 @@ def test_ctrl_c_ends_all_within_two_seconds(farm: Path) -> None:
         time.sleep(0.05)
     assert not left
     assert tidy(farm)
+
+
+def test_a_tokenizer_that_differs_on_a_worker_is_named(farm: Path) -> None:
+    tokenizer = farm / "t.json"
+    tokenizer.write_text("{}")
+    source = load_project().entries[0].source
+    asked = Calibration(source, ("digits_calibration.npz",), Reading(tokenizer=tokenizer))
+    wanted = gather(_entry(asked), load(source))
+    tokenizer.write_text("[]")
+    with pytest.raises(DataError, match=r"t.json is another file here"):
+        check_files(_entry(asked), wanted)

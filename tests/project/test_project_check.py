@@ -11,15 +11,19 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from helpers import build as build_graph
+from helpers import floats, node
 from onnx import numpy_helper
 from text_support import encoder, save_tokenizer, sentences
 
 from onnxq.errors import CheckFailed, ProjectError
 from onnxq.hazards import FoundHazard, load_hazards
 from onnxq.ir import load, parse
+from onnxq.pipeline.options import QuantizeOptions
 from onnxq.project.build import build
 from onnxq.project.check import Checked, Finding, check, check_structure
 from onnxq.project.file import load_project
+from onnxq.project.one_model import override
 from onnxq.project.provenance import INPUTS, MEASURED, gather
 
 FLOAT, QUANTIZED, DATA = Path("models/cnn.onnx"), Path("models/cnn.int8.onnx"), Path("data/calibration.npz")
@@ -479,3 +483,23 @@ def test_a_tokenizer_next_to_the_model_that_changes_makes_it_stale(
     tokenizer.write_text(tokenizer.read_text().replace('"green"', '"greenish"'))
     (finding,) = check(load_project()).findings
     assert "its data m/tokenizer.json have changed since it was built" in finding.message
+
+
+def test_texts_of_bytes_need_no_file_of_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    weights = {"table": floats(256, 16, seed=1), "w": floats(16, 4, scale=0.3)}
+    nodes = [node("Gather", "table input_ids", "e"), node("MatMul", "e w", "y")]
+    model = build_graph(nodes, {"input_ids": ["n", "length"]}, ["y"], weights)
+    model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    onnx.save(model, "m.onnx")
+    Path("s.txt").write_text("\n".join(sentences(16)))
+    entry = "[[models]]\nfloat = 'm.onnx'\ndata = ['s.txt']\nfast = true\nrecipe = 'weight-int8'\n"
+    Path("onnxq.toml").write_text(f"{entry}tokenizer = 'bytes'\n")
+    (done,) = build(load_project().entries)
+    assert done.state == "built", done.error
+    assert not check(load_project()).findings
+    given = override(load_project().entries[0], QuantizeOptions(tokenizer=Path("bytes")), ["tokenizer"])
+    assert given.options.tokenizer == Path("bytes")
+    Path("onnxq.toml").write_text(entry)
+    (finding,) = check(load_project()).findings
+    assert finding.message == "is out of date: its data were s.txt, bytes when it was built"

@@ -9,11 +9,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from onnxq.data.beside import BYTES, makes_bytes
 from onnxq.data.reading import ModelFacts, Reading
 from onnxq.data.text.tokenizer import NAME, Padding, TextTokenizer
 from onnxq.data.validation import InputSpec
 
-BYTES = "bytes"  # `--tokenizer bytes`
 NAMED = re.compile(r"(^|[^a-z])bytes?([^a-z]|$)")
 
 
@@ -65,7 +65,7 @@ def byte_tokenizer(ids: InputSpec, facts: ModelFacts, reading: Reading) -> TextT
 
     """
     if reading.tokenizer is not None:
-        chosen = Path(reading.tokenizer).name == BYTES and not Path(reading.tokenizer).exists()
+        chosen = makes_bytes(Path(reading.tokenizer))
     else:
         small = ids.numpy_dtype is not None and ids.numpy_dtype.name == "uint8"
         chosen = (small or NAMED.search(ids.name.lower()) is not None) and facts.beside(NAME) is None
