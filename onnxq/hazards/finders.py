@@ -12,6 +12,7 @@ from onnx import TensorProto
 from onnxq.hazards.table import Fact
 from onnxq.ir import Model, Node, Tensor, Value
 from onnxq.ir.graph import MICROSOFT
+from onnxq.verification.wellformed.constants import dtype_of, shape_of, tensor_of
 
 Occurrence = tuple[Node, dict[str, Fact]]
 Finder = Callable[[Model], Iterator[Occurrence]]
@@ -52,7 +53,7 @@ def matmulnbits(model: Model) -> Iterator[Occurrence]:
         if node.op_type != "MatMulNBits" or node.domain != MICROSOFT:
             continue
         zero = node.input(3)
-        points = None if zero is None else _dtype(zero)
+        points = dtype_of(zero)
         yield (
             node,
             {
@@ -86,7 +87,7 @@ def _fixed(value: Value | None) -> str:
         if one.is_input:
             return "computed"
         if one.constant is not None or maker is None or maker.op_type == "Constant":
-            if _constant(one) is None:
+            if tensor_of(one) is None:
                 return "computed"
         elif maker.bodies or not maker.inputs:
             return "computed"
@@ -100,8 +101,7 @@ def block_lookup(model: Model) -> Iterator[Occurrence]:
     """Yield the GatherBlockQuantized nodes: `bits`, and `codes`, the type of their table."""
     for node in model.graph.walk():
         if node.op_type == "GatherBlockQuantized" and node.domain == MICROSOFT:
-            table = node.input(0)
-            unsigned = table is not None and _dtype(table) == TensorProto.UINT8
+            unsigned = dtype_of(node.input(0)) == TensorProto.UINT8
             yield node, {"bits": node.attribute("bits", 4), "codes": "uint8" if unsigned else "other"}
 
 
@@ -156,8 +156,7 @@ def transposed_weight(model: Model) -> Iterator[Occurrence]:
         if found is None or not found[2] or found[0].attribute("block_size", 0):
             continue
         maker, codes, _ = found
-        scale = maker.input(1)
-        scales = "tensor" if scale is not None and _rank(scale) == 0 else "channel"
+        scales = "tensor" if shape_of(maker.input(1)) == () else "channel"
         yield node, {"operator": node.op_type, "bare": _is_bare(maker, codes), "scales": scales}
 
 
@@ -232,7 +231,7 @@ def _dequantized_weight(node: Node) -> tuple[Node, Tensor, bool] | None:
         maker = None if behind is None else behind.producer
     if maker is None or maker.op_type != "DequantizeLinear":
         return None
-    codes = _constant(maker.input(0))
+    codes = tensor_of(maker.input(0))
     return None if codes is None or len(codes.shape) != 2 else (maker, codes, transposed)
 
 
@@ -243,11 +242,10 @@ def _is_bare(maker: Node, codes: Tensor) -> bool:
 
 def _along_columns(maker: Node, block: int, axis_of_columns: int) -> bool:
     """Whether a DequantizeLinear of a matrix has scales that MatMulNBits can have."""
-    scale, axis = maker.input(1), maker.attribute("axis", 1)
-    rank = None if scale is None else _rank(scale)
+    shape, axis = shape_of(maker.input(1)), maker.attribute("axis", 1)
     if block:
         return bool(axis == 0 and block >= 16 and block & (block - 1) == 0)
-    return rank == 0 or (rank == 1 and axis == axis_of_columns)
+    return shape is not None and (not shape or (len(shape) == 1 and axis == axis_of_columns))
 
 
 def _on_codes(node: Node) -> tuple[str | None, Tensor, bool] | None:
@@ -256,13 +254,13 @@ def _on_codes(node: Node) -> tuple[str | None, Tensor, bool] | None:
     if slots is None or node.domain not in ("", MICROSOFT):
         return None
     data, weight, zero = slots
-    constant = _constant(node.input(weight))
+    constant = tensor_of(node.input(weight))
     if constant is None:
         return None
     if zero < 0:
         return "uint8", constant, False
     point, read = node.input(zero), node.input(data)
-    known = _code_type(read) if point is None else _dtype(point)
+    known = _code_type(read) if point is None else dtype_of(point)
     return (None if known is None else NAMES.get(known)), constant, False
 
 
@@ -274,7 +272,7 @@ def _between_pairs(node: Node) -> tuple[str | None, Tensor, bool] | None:
     if not _is_dequantized(node.input(0)) or weight is None or not _is_dequantized(weight):
         return None
     assert weight.producer is not None
-    codes = _constant(weight.producer.input(0))
+    codes = tensor_of(weight.producer.input(0))
     return None if codes is None or weight.producer.attribute("block_size", 0) else ("uint8", codes, True)
 
 
@@ -311,28 +309,8 @@ def _is_symmetric(node: Node, weight: Tensor) -> bool:
     return weight.shape[0] % 4 == 0 and weight.shape[1] % 4 == 0
 
 
-def _constant(value: Value | None) -> Tensor | None:
-    """Return a constant, an initializer or what a Constant node holds."""
-    if value is None:
-        return None
-    if value.constant is not None or value.producer is None or value.producer.op_type != "Constant":
-        return value.constant
-    return value.producer.tensor_attribute("value")
-
-
 def _is_dequantized(value: Value | None) -> bool:
     return value is not None and value.producer is not None and value.producer.op_type == "DequantizeLinear"
-
-
-def _dtype(value: Value) -> int | None:
-    tensor = _constant(value)
-    return value.dtype if tensor is None else tensor.dtype
-
-
-def _rank(value: Value) -> int | None:
-    tensor = _constant(value)
-    shape = value.shape if tensor is None else tensor.shape
-    return None if shape is None else len(shape)
 
 
 def _code_type(value: Value | None) -> int | None:
@@ -341,7 +319,7 @@ def _code_type(value: Value | None) -> int | None:
         return None if value is None else value.dtype
     maker = value.producer
     if maker.op_type == "QuantizeLinear" and (zero := maker.input(2)) is not None:
-        return _dtype(zero)
+        return dtype_of(zero)
     if maker.op_type in ("QuantizeLinear", "DynamicQuantizeLinear"):
         return int(maker.attribute("output_dtype", 0)) or int(TensorProto.UINT8)
     return value.dtype
