@@ -57,47 +57,41 @@ def declared(name: str, text: str | None = None, options: type[QuantizeOptions] 
 
 def takes_options(function: Callable[..., None]) -> Callable[..., None]:
     """Return a command that has each option of quantize where the function has one parameter, `options`."""
-    given = signature(function, eval_str=True)
-    kind: type[QuantizeOptions] = given.parameters["options"].annotation
-    known = declarations(kind)
-
-    @wraps(function)
-    def run(**arguments: Any) -> None:
-        options = kind(**{name: one.parse(arguments.pop(name)) for name, one in known.items()})
-        function(**arguments, options=options)
-
-    parameters: list[Parameter] = []
-    for parameter in given.parameters.values():
-        if parameter.name == "options":
-            parameters += _parameters(known, kind)
-        else:
-            parameters.append(parameter)
-    parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in parameters]
-    run.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
-    run.__signature__ = given.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return run
+    kind: type[QuantizeOptions] = signature(function, eval_str=True).parameters["options"].annotation
+    return _spread(function, "options", declarations(kind), kind, lambda options: options)
 
 
 def takes_reading(function: Callable[..., None]) -> Callable[..., None]:
     """Return a command that has each option about reading data where the function has one parameter, `reading`."""
-    given = signature(function, eval_str=True)
     known = {name: one for name, one in declarations().items() if name in READING}
+    return _spread(function, "reading", known, QuantizeOptions, lambda options: options.reading)
+
+
+def _spread(
+    function: Callable[..., None],
+    place: str,
+    known: Mapping[str, Declaration],
+    kind: type[QuantizeOptions],
+    made: Callable[[QuantizeOptions], object],
+) -> Callable[..., None]:
+    """Return a command with declared options in place of one parameter, which is made of them."""
+    given = signature(function, eval_str=True)
 
     @wraps(function)
     def run(**arguments: Any) -> None:
-        options = QuantizeOptions(**{name: one.parse(arguments.pop(name)) for name, one in known.items()})
-        function(**arguments, reading=options.reading)
+        options = kind(**{name: one.parse(arguments.pop(name)) for name, one in known.items()})
+        function(**arguments, **{place: made(options)})
 
-    parameters = []
+    parameters: list[Parameter] = []
     for parameter in given.parameters.values():
-        parameters += _parameters(known) if parameter.name == "reading" else [parameter]
+        parameters += _parameters(known, kind) if parameter.name == place else [parameter]
     parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in parameters]
     run.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
     run.__signature__ = given.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
 
 
-def _parameters(known: Mapping[str, Declaration], kind: type[QuantizeOptions] = QuantizeOptions) -> list[Parameter]:
+def _parameters(known: Mapping[str, Declaration], kind: type[QuantizeOptions]) -> list[Parameter]:
     """Return the parameters of declared options."""
     return [
         Parameter(

@@ -6,7 +6,7 @@ Tests: `tests/publish/test_export.py`.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -76,17 +76,7 @@ class ExportedFile:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the record as plain data for JSON."""
-        return {
-            "name": self.name,
-            "serves": self.serves,
-            "recipe": self.recipe,
-            "bytes": self.bytes,
-            "data": self.data,
-            "sqnr": self.sqnr,
-            "samples": self.samples,
-            "metric": self.metric,
-            "latencies": dict(self.latencies),
-        }
+        return asdict(self)
 
 
 def table(files: Sequence[ExportedFile]) -> tuple[list[str], list[list[str]]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxq.verification.engines import EngineCheck
 from onnxq.verification.output_records import SelectionComparison
-from onnxq.verification.records import Comparison, MetricComparison
+from onnxq.verification.records import Comparison, Decoding, MetricComparison
 from onnxq.version import __version__
 
 if TYPE_CHECKING:
@@ -77,13 +77,18 @@ def comparison_dict(comparison: Comparison, samples: str | None) -> dict[str, An
         "no_layers": comparison.no_layers,
         "worst_samples": [record_dict(one) for one in comparison.worst_samples],
         "warnings": [asdict(warning) for warning in comparison.warnings],
-        "decoding": None if comparison.decoding is None else record_dict(comparison.decoding),
+        "decoding": None if comparison.decoding is None else _decoding_dict(comparison.decoding),
         "metric": None if comparison.metric is None else _metric_dict(comparison.metric),
     }
 
 
 def _metric_dict(metric: MetricComparison) -> dict[str, Any]:
     return record_dict(metric) | {"drop": _finite(metric.drop)}
+
+
+def _decoding_dict(decoding: Decoding) -> dict[str, Any]:
+    metrics = {"perplexity": decoding.perplexity, "greedy": decoding.greedy}
+    return record_dict(decoding) | {name: one and _metric_dict(one) for name, one in metrics.items()}
 
 
 def _selection_dict(selection: SelectionComparison) -> dict[str, Any]:
