@@ -80,7 +80,7 @@ def calibrate_on(
     custom_ops: tuple[Path, ...] = (),
     force: bool = False,
 ) -> Stats:
-    """Measure a calibration on an engine, and write the statistics.
+    """Measure a calibration on an engine, write the statistics, and return them.
 
     Args:
         engine: Name of the engine; see `onnxq.distributed.engines`.
@@ -91,9 +91,6 @@ def calibrate_on(
         processors: How many each task may use.
         custom_ops: Libraries of custom operators.
         force: Replace a file that exists.
-
-    Returns:
-        The statistics.
 
     Raises:
         EngineError: The engine is gone, or a worker must not be used.
