@@ -8,6 +8,7 @@ advances at the same time, so that each weight can compensate for the error of t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ from onnxq.progress import working
 from onnxq.rounding.block_solver import BlockSolution, solve_blocks
 from onnxq.rounding.checkpoint import Checkpoint
 from onnxq.rounding.jobs import WeightRows
-from onnxq.rounding.prefix_error import InputErrors, Pair, compensated
+from onnxq.rounding.prefix_error import CommonErrors, InputErrors, OutputErrors, Pair, compensated
 from onnxq.rounding.short_block_search import Trusted
 from onnxq.rounding.tied_tables import tied_tables
 from onnxq.rounding.weights import WeightKey, WeightSpec, finite_rows, searched_weights
@@ -185,17 +186,22 @@ class Arrival:
     """A layer, and the samples that stand in front of it.
 
     Attributes:
-        node: The layer.
+        step: The layer.
         way: The slot of its activation, and how it reads that.
         runs: Where each sample stands.
         exact: Where they stand in the float model; empty until a weight has codes.
 
     """
 
-    node: Node
+    step: Step
     way: tuple[int, Unfolding]
     runs: Sequence[Run]
     exact: Sequence[Run] = ()
+
+    @property
+    def node(self) -> Node:
+        """The node of the layer."""
+        return self.step.node
 
     @property
     def value(self) -> Value:
@@ -230,6 +236,8 @@ class _Walk:
         self._evaluator = Evaluator(model, wide=not self.large, changing={job.weight for job in jobs})
         self._by_node = {node: job for job in jobs for node in job.readers if _is_stepped(node, model)}
         self._left = set(self._by_node)
+        self._readers = Counter(node.inputs[job.readers[node][0]] for node, job in self._by_node.items())
+        self._ahead = set[Step]()  # nodes that the float model has run before the quantized one does
         self._corrects = any(job.corrects for job in jobs)
         self._known: Inputs = {}
 
@@ -256,7 +264,7 @@ class _Walk:
             if job is not None or enters or mapped_bytes([*waiting, step]) > MAPPED:
                 self._advance(waiting, runs, exact)
             if job is not None and job.key not in self.found:
-                yield job.key, [Arrival(step.node, job.readers[step.node], runs, exact)]
+                yield job.key, [Arrival(step, job.readers[step.node], runs, exact)]
                 self._begin_exact(runs, exact)
             if enters:
                 self._begin_exact(runs, exact)
@@ -277,7 +285,7 @@ class _Walk:
         changed = None if job is None or weight is None else (job.weight, weight)
         advance_runs(waiting, runs, self.shelf, changed)
         del weight, changed
-        advance_runs(waiting, exact, self.shelf)
+        advance_runs(waiting[1:] if waiting[0] in self._ahead else waiting, exact, self.shelf)
         waiting.clear()
 
     def _begin_exact(self, runs: Sequence[Run], exact: list[Run]) -> None:
@@ -309,24 +317,50 @@ class _Walk:
             return rows
 
         def read() -> Iterator[Pair]:
-            for arrival in arrivals:
-                for run, other in zip(arrival.runs, arrival.exact, strict=True):
-                    one, two = run.values[arrival.value], other.values[arrival.value]
-                    yield one, two
-                    release_array(one)
-                    release_array(two)
-
-        def errors() -> InputErrors:
-            if measured.errors is None:
-                keep = np.asarray if self.shelf is None else self.shelf.keep
-                measured.errors = InputErrors(read, measured.moments, keep)
-            return measured.errors
+            return _pairs(arrivals, [arrival.value for arrival in arrivals])
 
         if rows.size <= LEAST_SHARED and not self.large:
             return compensated(rows, read, measured.moments)
         if np.may_share_memory(rows, job.key[0].view()):
             rows = rows.copy()
+        keep = np.asarray if self.shelf is None else self.shelf.keep
+
+        def errors() -> CommonErrors:
+            if self._pays_by_output(rows, arrivals, measured.moments):
+                return OutputErrors(rows, lambda: _pairs(arrivals, self._run_ahead(arrivals)), measured.moments, keep)
+            if measured.errors is None:
+                measured.errors = InputErrors(read, measured.moments, keep)
+            return measured.errors
+
         return compensated(rows, read, measured.moments, errors)
+
+    def _pays_by_output(self, rows: np.ndarray, arrivals: Sequence[Arrival], moments: LayerMoments) -> bool:
+        """Whether what layers give in the float model tells their errors in fewer products than what they read."""
+        channels, n = rows.shape
+        products = channels if moments.block >= n else 2 * channels
+        return (
+            self.large
+            and products < n
+            and channels <= moments.block  # no more is in memory than by what they read
+            and all(arrival.node.op_type == "MatMul" and self._readers[arrival.value] == 1 for arrival in arrivals)
+        )
+
+    def _run_ahead(self, arrivals: Sequence[Arrival]) -> list[Value]:
+        """Run layers in the float model, and return what they give."""
+        for arrival in arrivals:
+            advance_runs([arrival.step], arrival.exact, self.shelf)
+            self._ahead.add(arrival.step)
+        return [value for arrival in arrivals for value in arrival.node.outputs if value is not None]
+
+
+def _pairs(arrivals: Sequence[Arrival], values: Sequence[Value]) -> Iterator[Pair]:
+    """Visit what samples read in the quantized prefix, each with a value of the float model."""
+    for arrival, value in zip(arrivals, values, strict=True):
+        for run, other in zip(arrival.runs, arrival.exact, strict=True):
+            one, two = run.values[arrival.value], other.values[value]
+            yield one, two
+            release_array(one)
+            release_array(two)
 
 
 def _side_by_side(

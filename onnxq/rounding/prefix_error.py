@@ -12,6 +12,7 @@ Tests: `tests/rounding/test_prefix_error.py`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -104,50 +105,48 @@ class PrefixError:
         return np.asarray(self.weight + choice.strength * change, np.float32)
 
 
-class InputErrors:
-    """Sums of `(x - x̂)ᵀ x̂`, one range of columns of H after the other: they serve all weights that read `x̂`.
-
-    A weight's sums of `e x̂ᵀ` are its product with them, so no weight takes a pass over the samples of its own.
-
-    Args:
-        samples: Gives for each sample what `PrefixError.add` takes; it is called once for each range.
-        moments: Second moments of `x̂`, of the same samples.
-        keep: Puts an array of `n` rows out of memory.
+class CommonErrors(ABC):
+    """Sums of `e x̂ᵀ` for channels as they are asked for, by which a weight is corrected in place.
 
     Attributes:
-        parts: float32 `[n, columns]` for each range: sums of the first half, and of both.
         rows: How many rows each half has.
 
     """
 
-    def __init__(self, samples: PairSource, moments: LayerMoments, keep: Callable[[np.ndarray], np.ndarray]) -> None:
-        self._moments, self.parts = moments, []
+    def __init__(self, moments: LayerMoments) -> None:
+        self._moments = moments
         self._kept: dict[tuple[str, float], list[np.ndarray]] = {}
         self.rows = [0, 0]
-        n = moments.unfolding.n
-        for start in range(0, n, moments.block):
-            columns = slice(start, min(start + moments.block, n))
-            sums = np.zeros((2, n, columns.stop - start), np.float32)
-            self.rows = [0, 0]
-            for half, read, errors in _rows_together(samples, moments.unfolding):
-                sums[half] += errors.T @ read[:, columns]
-                self.rows[half] += len(read)
-            sums[1] += sums[0]
-            self.parts.append((keep(sums[0]), keep(sums[1])))
 
-    def choice(self, rows: np.ndarray) -> Choice | None:
+    @abstractmethod
+    def sums(self, rows: np.ndarray, which: slice, half: int) -> Iterator[np.ndarray]:
+        """Visit the sums of some channels in each range of columns of H.
+
+        Args:
+            rows: The float weight `[channels, n]`.
+            which: The channels.
+            half: 0 for the first half of the samples, 1 for both.
+
+        """
+
+    @abstractmethod
+    def release(self) -> None:
+        """Release what is mapped."""
+
+    def choice(self, rows: np.ndarray, which: slice) -> Choice | None:
         """Return what serves best on the second half of the samples for some channels; None where nothing is gained.
 
         Args:
-            rows: Channels of a weight, float32 `[channels, n]`.
+            rows: The float weight `[channels, n]`.
+            which: The channels.
 
         """
         if not all(self.rows):
             return None
         fitted, held_out = self._moments.fitted(), self._moments.held_out()
-        own = np.concatenate([rows @ first for first, _ in self.parts], axis=1)
-        other = np.concatenate([rows @ both for _, both in self.parts], axis=1) - own
-        self._release()
+        own = np.concatenate([*self.sums(rows, which, 0)], axis=1)
+        other = np.concatenate([*self.sums(rows, which, 1)], axis=1) - own
+        self.release()
         return _best_choice(
             (own, other), self.rows, fitted, held_out, 0.0, lambda ridge: self._inverses("fitted", fitted, ridge)
         )
@@ -160,12 +159,12 @@ class InputErrors:
             inverses = list(self._inverses("total", self._moments.total(), choice.ridge))
         factor = np.float32(choice.strength / sum(self.rows))
         for first in range(0, len(rows), height):
-            slab, changes = rows[first : first + height], []
-            for (_, both), inverse in zip(self.parts, inverses, strict=True):
-                width = both.shape[1]
-                changes.append((slab @ both) @ inverse[:width, :width])
-            slab += factor * np.concatenate(changes, axis=1)
-        self._release()
+            which, changes = slice(first, first + height), []
+            for sums, inverse in zip(self.sums(rows, which, 1), inverses, strict=True):
+                width = sums.shape[1]
+                changes.append(sums @ inverse[:width, :width])
+            rows[which] += factor * np.concatenate(changes, axis=1)
+        self.release()
 
     def _inverses(self, name: str, gram: Gram, ridge: float) -> Iterable[np.ndarray]:
         """Return the inverse of each block; one of a single block is kept for other weights that read the same."""
@@ -175,41 +174,133 @@ class InputErrors:
             self._kept[name, ridge] = list(_inverses(gram, ridge))
         return self._kept[name, ridge]
 
-    def _release(self) -> None:
+
+class InputErrors(CommonErrors):
+    """Sums of `(x - x̂)ᵀ x̂`, one range of columns of H after the other: they serve all weights that read `x̂`.
+
+    A weight's sums of `e x̂ᵀ` are its product with them, so no weight takes a pass over the samples of its own.
+
+    Args:
+        samples: Gives for each sample what `PrefixError.add` takes; it is called once for each range.
+        moments: Second moments of `x̂`, of the same samples.
+        keep: Puts an array of `n` rows out of memory.
+
+    Attributes:
+        parts: float32 `[n, columns]` for each range: sums of the first half, and of both.
+
+    """
+
+    def __init__(self, samples: PairSource, moments: LayerMoments, keep: Callable[[np.ndarray], np.ndarray]) -> None:
+        super().__init__(moments)
+        self.parts = []
+        n = moments.unfolding.n
+        for start in range(0, n, moments.block):
+            columns = slice(start, min(start + moments.block, n))
+            sums = np.zeros((2, n, columns.stop - start), np.float32)
+            self.rows = [0, 0]
+            for half, read, errors in _rows_together(samples, moments.unfolding, n):
+                errors -= read
+                sums[half] += errors.T @ read[:, columns]
+                self.rows[half] += len(read)
+            sums[1] += sums[0]
+            self.parts.append((keep(sums[0]), keep(sums[1])))
+
+    def sums(self, rows: np.ndarray, which: slice, half: int) -> Iterator[np.ndarray]:
+        """Visit the sums of some channels in each range of columns of H."""
+        return (rows[which] @ part[half] for part in self.parts)
+
+    def release(self) -> None:
+        """Release what is mapped."""
         for pair in self.parts:
             for part in pair:
                 release_array(part)
 
 
-def _rows_together(samples: PairSource, unfolding: Unfolding) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield the half, 0 or 1, and rows of `x̂` and of `x - x̂`, as many as pay to be added to a large matrix.
+class OutputErrors(CommonErrors):
+    """Sums of `e x̂ᵀ` of one weight, of what its layer gives in the float model.
 
-    Arrays are good until the next ones are asked for.
+    A weight with fewer channels than columns, which reads `x̂` alone, takes fewer products so than by `InputErrors`. If
+    H is whole, `e x̂ᵀ` is `(W x) x̂ᵀ - W H`.
+
+    Args:
+        weight: Float rows `[channels, n]`.
+        samples: Gives for each sample what the layer reads behind quantized layers, `[..., n]`, and what it gives in
+            the float model, `[..., channels]`.
+        moments: Second moments of `x̂`, of the same samples.
+        keep: Puts an array out of memory.
+
+    Attributes:
+        parts: float32 `[channels, n]`: sums of the first half, and of both.
+
+    """
+
+    def __init__(
+        self,
+        weight: np.ndarray,
+        samples: PairSource,
+        moments: LayerMoments,
+        keep: Callable[[np.ndarray], np.ndarray],
+    ) -> None:
+        super().__init__(moments)
+        whole = moments.block >= moments.unfolding.n
+        sums = np.zeros((2, *weight.shape), np.float32)
+        for half, read, given in _rows_together(samples, moments.unfolding, len(weight)):
+            if not whole:
+                given -= read @ weight.T
+            sums[half] += given.T @ read
+            self.rows[half] += len(read)
+        if whole:
+            for total, moment in zip(sums, moments.halves, strict=True):
+                total -= weight @ moment.sums()[0][0]
+        sums[1] += sums[0]
+        self.parts = keep(sums[0]), keep(sums[1])
+
+    def sums(self, rows: np.ndarray, which: slice, half: int) -> Iterator[np.ndarray]:
+        """Visit the sums of some channels in each range of columns of H."""
+        n, size = rows.shape[1], self._moments.block
+        return (self.parts[half][which, start : min(start + size, n)] for start in range(0, n, size))
+
+    def release(self) -> None:
+        """Release what is mapped."""
+        for part in self.parts:
+            release_array(part)
+
+
+def _rows_together(
+    samples: PairSource, unfolding: Unfolding, width: int
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yield the half, 0 or 1, and rows of both arrays of pairs, as many as pay to be added to a large matrix.
+
+    Arrays are good until the next ones are asked for, and may be changed.
+
+    Args:
+        samples: Pairs of arrays with the same rows.
+        unfolding: How a layer reads the first.
+        width: Columns of the second.
+
     """
     height = max(TOGETHER // unfolding.n, LEAST_ROWS)
-    read, errors = (np.empty((2, height, unfolding.n), np.float32) for _ in range(2))
+    kept = tuple(np.empty((2, height, columns), np.float32) for columns in (unfolding.n, width))
     filled, items = [0, 0], 0
-    for quantized, exact in samples():
-        pairs = (unfolding.rows(each, ROWS_PER_ITEM) for each in (quantized, exact))
-        for known, meant in zip(*pairs, strict=True):
-            for (half, one), (_, two) in zip(halves_of(known, items), halves_of(meant, items), strict=True):
+    for pair in samples():
+        for parts in zip(*(unfolding.rows(each, ROWS_PER_ITEM) for each in pair), strict=True):
+            for (half, one), (_, two) in zip(*(halves_of(each, items) for each in parts), strict=True):
                 while len(one):
                     part = slice(filled[half], min(filled[half] + len(one), height))
                     count = part.stop - part.start
-                    read[half, part] = one[:count]
-                    np.subtract(two[:count], one[:count], out=errors[half, part])
+                    kept[0][half, part], kept[1][half, part] = one[:count], two[:count]
                     one, two, filled[half] = one[count:], two[count:], part.stop
                     if part.stop == height:
-                        yield half, read[half], errors[half]
+                        yield half, kept[0][half], kept[1][half]
                         filled[half] = 0
-            items += len(known)
+            items += len(parts[0])
     for half, count in enumerate(filled):
         if count:
-            yield half, read[half, :count], errors[half, :count]
+            yield half, kept[0][half, :count], kept[1][half, :count]
 
 
 def compensated(
-    rows: np.ndarray, samples: PairSource, moments: LayerMoments, errors: Callable[[], InputErrors] | None = None
+    rows: np.ndarray, samples: PairSource, moments: LayerMoments, errors: Callable[[], CommonErrors] | None = None
 ) -> np.ndarray:
     """Return the weight to choose codes for.
 
@@ -217,8 +308,8 @@ def compensated(
         rows: The float weight `[channels, n]`; it is changed in place if there are `errors`.
         samples: Gives for each sample what `PrefixError.add` takes.
         moments: Second moments of `x̂`, of the same samples.
-        errors: Gives what weights that read the same are corrected with; a few channels of each choose how. Without
-            it, the weight has sums of its own.
+        errors: Gives what the weight is corrected with; a few of its channels choose how. Without it, the weight has
+            sums in float64, and all channels choose.
 
     Returns:
         float32 `[channels, n]`; the weight itself where nothing is gained.
@@ -230,7 +321,7 @@ def compensated(
             error.add(quantized, exact)
         return error.corrected(moments)
     found = errors()
-    choice = found.choice(rows[:: -(-rows.size // PROBED)])
+    choice = found.choice(rows, slice(None, None, -(-rows.size // PROBED)))
     if choice is not None:
         found.correct(rows, choice)
     return rows

@@ -148,7 +148,7 @@ class _Probes:
         job = self.jobs[step.node]
         weight = _rounded(job, np.float32 if self.large else np.float64)
         self.runs[job.key] = [_with(run.copy(), job.weight, weight) for run in self.exact[: self.probed]]
-        arrival = Arrival(step.node, job.readers[step.node], self.exact)
+        arrival = Arrival(step, job.readers[step.node], self.exact)
         measured = measured_input([arrival], self._known, large=self.large)
         self.shares[job.key] = error_shares(job, measured)
 

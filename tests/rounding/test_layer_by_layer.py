@@ -12,8 +12,10 @@ from onnxq.calibration.calibrate import calibrate
 from onnxq.calibration.layer_moments import MeasuredLayers
 from onnxq.errors import ModelError
 from onnxq.ir import infer_types, parse
+from onnxq.ir.storage import residency
 from onnxq.ir.storage.scratch_file import Spool, is_mapped
 from onnxq.planning.planner import make_plan
+from onnxq.rounding import layer_by_layer
 from onnxq.rounding.block_solver import solve_blocks
 from onnxq.rounding.layer_by_layer import block_jobs, can_step, round_layer_by_layer, round_on_moments
 from onnxq.rounding.weights import Weights
@@ -211,3 +213,23 @@ def test_a_branch_that_no_sample_takes_leaves_its_weights_to_nearest():
     assert names == {"w1", "w2"}
     both = [{**sample, "c": np.array(index % 2 == 0)} for index, sample in enumerate(samples())]
     assert len(round_layer_by_layer(model, jobs, both)) == 3
+
+
+@pytest.mark.parametrize("branches", [False, True])
+def test_a_narrow_weight_of_a_large_model_compensates_by_what_its_layer_gives(monkeypatch, tmp_path, branches):
+    """Guard of the time: the float model runs each layer once, and no product of what layers read is taken."""
+    monkeypatch.setattr(residency, "LARGE", 0)
+    whole, told = layer_by_layer.InputErrors, []
+    monkeypatch.setattr(layer_by_layer, "InputErrors", lambda *given: told.append(None) or whole(*given))
+    read = [{**each, **({"c": np.array(index % 3 == 0)} if branches else {})} for index, each in enumerate(samples())]
+    found = []
+    for by_output in (True, False):
+        if not by_output:
+            monkeypatch.setattr(layer_by_layer._Walk, "_pays_by_output", lambda *_: False)
+        model, jobs = in_branches() if branches else (two_layers()[0], None)
+        jobs = jobs or block_jobs(make_plan(model, recipe_of("weight-int4"), with_data=True))
+        with Spool(tmp_path) as spool:
+            codes = round_layer_by_layer(model, jobs, read, spool)[jobs[1].key].codes
+            found.append(codes.dequantized(1, 32))
+        assert bool(told) is not by_output
+    assert np.mean(found[0] != found[1]) < 0.02

@@ -9,7 +9,7 @@ from helpers import floats
 from onnxq.calibration.im2col import Unfolding
 from onnxq.calibration.second_moments import LayerMoments
 from onnxq.rounding import prefix_error
-from onnxq.rounding.prefix_error import InputErrors, PrefixError, compensated
+from onnxq.rounding.prefix_error import InputErrors, OutputErrors, PrefixError, compensated
 
 WEIGHT = floats(12, 24, seed=3)
 
@@ -111,7 +111,7 @@ def test_shared_sums_leave_the_weight_alone_where_nothing_is_lost():
     found = compensated(weight, lambda: pairs, moments, lambda: InputErrors(lambda: pairs, moments, np.asarray))
     np.testing.assert_array_equal(found, WEIGHT)
     none = InputErrors(list, moments, np.asarray)
-    assert none.choice(WEIGHT) is None
+    assert none.choice(WEIGHT, slice(None)) is None
 
 
 @pytest.mark.parametrize(("blocks", "most"), [(24, 4), (8, 24)])
@@ -126,3 +126,15 @@ def test_weights_that_read_the_same_share_inverses(monkeypatch, blocks, most):
     alone, again = (compensated(WEIGHT.copy(), lambda: pairs, moments, lambda: errors) for _ in range(2))
     assert len(counted) <= most
     np.testing.assert_array_equal(alone, again)
+
+
+@pytest.mark.parametrize("blocks", [24, 8])
+def test_outputs_of_the_float_model_compensate_as_inputs_do(blocks):
+    moments, pairs, few = LayerMoments(Unfolding(24), blocks, np.float32), distorted(100), WEIGHT[:7]
+    for quantized, _ in pairs:
+        moments.add(quantized)
+    given = [(quantized, exact @ few.T) for quantized, exact in pairs]
+    by_output = compensated(few.copy(), list, moments, lambda: OutputErrors(few, lambda: given, moments, np.asarray))
+    by_input = compensated(few.copy(), list, moments, lambda: InputErrors(lambda: pairs, moments, np.asarray))
+    np.testing.assert_allclose(by_output, by_input, atol=1e-4)
+    assert not np.array_equal(by_output, few)
