@@ -150,13 +150,13 @@ def merge_shards(paths: Sequence[Path]) -> tuple[Stats, str]:
         seen[shard.number] = path
         sums.take_in(shard.sums)
     missing = [number for number in range(1, int(origin.get("shards", 1)) + 1) if number not in seen]
-    if missing or sums is None or sums.whole is None:
+    how = "Measure each shard with `onnxq calibrate --shard`, and name all of them."
+    if sums is None:
+        raise DataError("no shard is named", how)
+    if missing or sums.whole is None:
         named = join_words([str(number) for number in missing]) or "1"
-        raise DataError(
-            f"shard{'s' * (len(missing) > 1)} {named} of {origin.get('shards', 1)} "
-            f"{'are' if len(missing) > 1 else 'is'} missing",
-            "Measure each shard with `onnxq calibrate --shard`, and name all of them.",
-        )
+        many = len(missing) > 1
+        raise DataError(f"shard{'s' * many} {named} of {origin['shards']} {'are' if many else 'is'} missing", how)
     return sums.whole, str(origin["model"])
 
 

@@ -312,9 +312,17 @@ def _data_hash(entry: Entry, given: str) -> str:
 
 
 def _folder_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    for name in sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*")):
-        if name.lower().endswith(DATA_SUFFIXES) and (folder / name).is_file():
-            yield name, folder / name
+    """Yield the files of data below a folder by their names in it, those of linked folders too, each folder once."""
+    found, seen = dict[str, Path](), set[str]()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        if (where := os.path.realpath(place)) in seen:
+            folders.clear()
+            continue
+        seen.add(where)
+        folders.sort()
+        paths = [Path(place, name) for name in files if name.lower().endswith(DATA_SUFFIXES)]
+        found |= {path.relative_to(folder).as_posix(): path for path in paths if path.is_file()}
+    yield from sorted(found.items())
 
 
 def _file_sha256(path: Path) -> str:

@@ -110,6 +110,11 @@ def test_shards_of_something_else_are_refused(here: Path, key: str, value: objec
     assert f"part1.stats and other.stats were measured with {said}" in caught.value.message
 
 
+def test_no_shard_at_all_is_refused() -> None:
+    with pytest.raises(DataError, match="no shard is named"):
+        merge_shards([])
+
+
 def test_a_saved_shard_comes_back(here: Path) -> None:
     save_shard(Path("again.stats"), load_shard(Path("part3.stats")))
     assert Path("again.stats").read_bytes() == Path("part3.stats").read_bytes()

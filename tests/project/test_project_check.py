@@ -20,6 +20,7 @@ from onnxq.errors import CheckFailed, ProjectError
 from onnxq.hazards import FoundHazard, load_hazards
 from onnxq.ir import load, parse
 from onnxq.pipeline.options import QuantizeOptions
+from onnxq.project import provenance
 from onnxq.project.build import build
 from onnxq.project.check import Checked, Finding, check, check_structure
 from onnxq.project.file import load_project
@@ -192,6 +193,18 @@ def test_a_folder_of_data(repo: Path) -> None:
     assert found() == []
     np.savez("data/more.npz", image=np.load(DATA)["image"][:2])
     assert "its data data have changed" in found()[0][2]
+
+
+def test_linked_folders_of_data_count_once(tmp_path: Path) -> None:
+    """Folders of classes may be links, and pictures in them are read."""
+    data, linked = tmp_path / "data", tmp_path / "elsewhere"
+    (data / "b").mkdir(parents=True)
+    linked.mkdir()
+    (data / "a").symlink_to(linked)
+    (data / "b" / "back").symlink_to(data)
+    for path in (data / "x.png", data / "b" / "y.JPG", data / "b" / "z.txt", linked / "v.png"):
+        path.write_text(path.name)
+    assert [name for name, _ in provenance._folder_files(data)] == ["a/v.png", "b/y.JPG", "x.png"]
 
 
 def test_another_version_of_onnxq(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
