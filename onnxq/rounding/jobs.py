@@ -111,10 +111,22 @@ class WeightRows:
 
 @dataclass(frozen=True)
 class RoundingJob:
-    """The input of `solve_codes`. `readers` are names for the report, `quick` leaves out most of the search, and
-    `pairs` keeps products of neighbours within 16 bits.
+    """A weight to choose symmetric codes and scales for.
 
-    For a weight in another layout, rows are made while it is rounded.
+    Attributes:
+        rows: Float `[channels, n]`, finite; for a Conv `weight.reshape(channels, -1)`. For a weight in another layout,
+            they are made while it is rounded.
+        moments: Second moments of the layer's input, measured or assumed (`prior_moments`); None chooses scales by the
+            weight's own squared error.
+        bits: 2 to 8; codes go from `1 - 2^(bits-1)` to `2^(bits-1) - 1`.
+        per_tensor: One scale for all channels.
+        block_size: A scale for each so many consecutive elements of a row, instead of one a row.
+        minimum_scale: `[channels]`, or one for all; scales are not made smaller.
+        noise: Variance that is added to each element of the input, `scale² / 12` where it is quantized.
+        readers: Names for the report.
+        quick: Whether most of the search is left out.
+        pairs: Keeps products of neighbours within 16 bits.
+
     """
 
     rows: np.ndarray | WeightRows
@@ -148,7 +160,7 @@ def solve_all(jobs: Mapping[K, RoundingJob], *, threads: int | None = None) -> d
 
     def choose(job: RoundingJob) -> RoundedWeight:
         with room.taken(job.bytes):
-            return _choose(job)
+            return solve(job)
 
     if threads is None and can_fork() and sum(map(_work, jobs.values())) >= WORTH_FORK:
         return _solve_in_copies(jobs)
@@ -169,7 +181,7 @@ def _solve_in_copies(jobs: Mapping[K, RoundingJob]) -> dict[K, RoundedWeight]:
     keys = sorted(jobs, key=lambda key: -_work(jobs[key]))  # a stable order: equal ones stay as they come
     most = max(job.bytes for job in jobs.values())
     with working("round") as advance:
-        found = run_forked(lambda key: _choose(jobs[key]), keys, done=advance, task_bytes=most)
+        found = run_forked(lambda key: solve(jobs[key]), keys, done=advance, task_bytes=most)
     trim_heap(most)
     chosen = dict(zip(keys, found, strict=True))
     return {key: chosen[key] for key in jobs}
@@ -203,40 +215,13 @@ class _Room:
                 self._freed.notify_all()
 
 
-def solve_codes(
-    rows: np.ndarray,
-    moments: LayerMoments | None,
-    *,
-    bits: int = 8,
-    per_tensor: bool = False,
-    block_size: int | None = None,
-    minimum_scale: np.ndarray | None = None,
-    noise: float = 0.0,
-) -> RoundedWeight:
-    """Choose symmetric codes and scales for a weight.
-
-    Args:
-        rows: Float `[channels, n]`, finite; for a Conv `weight.reshape(channels, -1)`.
-        moments: Second moments of the layer's input, measured or assumed (`prior_moments`); None chooses scales by the
-            weight's own squared error.
-        bits: 2 to 8; codes go from `1 - 2^(bits-1)` to `2^(bits-1) - 1`.
-        per_tensor: One scale for all channels.
-        block_size: A scale for each so many consecutive elements of a row, instead of one a row.
-        minimum_scale: `[channels]`, or one for all; scales are not made smaller.
-        noise: Variance that is added to each element of the input, `scale² / 12` where it is quantized.
-
-    Returns:
-        Codes of which no channel has a greater held-out error than rounded to nearest (with `per_tensor`, no layer).
+def solve(job: RoundingJob) -> RoundedWeight:
+    """Choose codes of which no channel has a greater held-out error than rounded to nearest (`per_tensor`: no layer).
 
     Raises:
         ValueError: The rows do not fit the moments, or `bits` is out of range.
 
     """
-    with single_threaded_blas():
-        return _choose(RoundingJob(rows, moments, bits, per_tensor, block_size, minimum_scale, noise))
-
-
-def _choose(job: RoundingJob) -> RoundedWeight:
     if not 2 <= job.bits <= 8:
         raise ValueError(f"codes of {job.bits} bits are not offered")
     rows = np.asarray(job.rows.array() if isinstance(job.rows, WeightRows) else job.rows, np.float64)

@@ -24,7 +24,7 @@ from onnxq.ops.forms.scheme import Scheme
 from onnxq.planning.planner import Plan, node_key
 from onnxq.rounding.block_solver import BlockSolution, solve_blocks
 from onnxq.rounding.gptq import RoundedWeight
-from onnxq.rounding.jobs import RoundingJob, RoundingResult, WeightRows, solve_all, solve_codes
+from onnxq.rounding.jobs import RoundingJob, RoundingResult, WeightRows, solve, solve_all
 from onnxq.rounding.round_to_nearest import nearest_codes, nearest_rows
 from onnxq.rounding.saturation_cures import SaturationCure, merged, pair_cure, seven_bits
 from onnxq.rounding.saturation_limits import (
@@ -38,6 +38,7 @@ from onnxq.rounding.saturation_limits import (
     summed_pairs,
 )
 from onnxq.rounding.summary import RoundingSummary, chosen_blocks, chosen_weight, summary
+from onnxq.runtime.blas_threads import single_threaded_blas
 from onnxq.runtime.memory import trim_heap
 
 MOST_NAMES = 8  # in a note
@@ -594,7 +595,8 @@ def _nearest(
 ) -> RoundingResult:
     """Round to nearest with the scale that covers a row's largest element; with that of least error if it has few."""
     if coding.block_size or coding.bits < 7:
-        found = solve_codes(rows, None, bits=coding.bits, block_size=coding.block_size or None)
+        with single_threaded_blas():
+            found = solve(RoundingJob(rows, bits=coding.bits, block_size=coding.block_size or None))
         return found.codes, found.scales
     codes, scales = nearest_rows(rows, 2 ** (coding.bits - 1) - 1)
     least = scales

@@ -25,9 +25,15 @@ from onnxq.ir import infer_types, parse
 from onnxq.rounding import coordinate_descent, gptq
 from onnxq.rounding import jobs as jobs_module
 from onnxq.rounding.coordinate_descent import Feedback, damped, descend, errors, nearest
-from onnxq.rounding.jobs import RoundingJob, solve_all, solve_codes
+from onnxq.rounding.jobs import RoundingJob, solve, solve_all
 from onnxq.rounding.round_to_nearest import nearest_rows
 from onnxq.rounding.scale_layout import ScaleLayout, storable
+from onnxq.runtime.blas_threads import single_threaded_blas
+
+
+def solve_codes(rows, moments, **given):
+    with single_threaded_blas():
+        return solve(RoundingJob(rows, moments, **given))
 
 
 def problem(seed, problems=1, columns=12, channels=5, rows=40):
@@ -487,7 +493,7 @@ def test_many_processors_take_no_more_memory(monkeypatch):
     expected = solve_all(jobs, threads=4)
     monkeypatch.setattr(jobs_module, "IN_WORK", 2 * jobs[0].bytes)
     working, most = set(), []
-    before = jobs_module._choose
+    before = jobs_module.solve
 
     def choose(job):
         working.add(id(job))
@@ -496,7 +502,7 @@ def test_many_processors_take_no_more_memory(monkeypatch):
         working.remove(id(job))
         return before(job)
 
-    monkeypatch.setattr(jobs_module, "_choose", choose)
+    monkeypatch.setattr(jobs_module, "solve", choose)
     found = solve_all(jobs, threads=4)
     assert max(most) == 2
     assert all((found[index].codes == expected[index].codes).all() for index in jobs)
