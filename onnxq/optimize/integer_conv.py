@@ -91,7 +91,9 @@ def integer_conv(node: Node) -> IntegerConv | None:
     inputs = [*node.inputs, None][:3]
     pair, weight, bias = (made_by(value, "DequantizeLinear") for value in inputs)
     use = node.outputs[0].only_use
-    if pair is None or weight is None or (bias is None) != (inputs[2] is None) or use is None:
+    if pair is None or weight is None or (bias is None) != (inputs[2] is None):
+        return None
+    if use is None or use.node.graph is not node.graph:  # a body may quantize it
         return None
     quantize = use.node
     if quantize.op_type != "QuantizeLinear" or quantize.domain or inputs[0] is None:

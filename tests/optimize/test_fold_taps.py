@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers import ALL, applied, count_ops, floats, run, typed
+from helpers import ALL, applied, count_ops, floats, graph, node, run, typed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from integer_conv_support import Convs, shapes_of
@@ -38,6 +38,22 @@ def one_conv(*weight: int, side: int = 102, **attributes: Any) -> onnx.ModelProt
     """A Conv over a square whose columns do not come in blocks: those are folded otherwise, see `columns.py`."""
     net = Convs(1, weight[1] * attributes.get("group", 1), side, side)
     return net.model(net.conv(net.quantize("x"), "a", *weight, **attributes))
+
+
+def test_a_conv_whose_result_a_body_quantizes_stays() -> None:
+    """The Conv stands in another graph than what a patch would replace."""
+    proto = one_conv(16, 1, 5, 5, pads=[2] * 4)
+    product = next(one.output[0] for one in proto.graph.node if one.op_type == "Conv")
+    quantize = next(one for one in proto.graph.node if product in one.input)
+    scale, zero = quantize.input[1:]
+    inside = {
+        name: graph([node("QuantizeLinear", f"{read} {scale} {zero}", name)], {}, {name: onnx.TensorProto.UINT8}, {})
+        for name, read in (("a_codes", product), ("x_codes", "x"))
+    }
+    held = node("If", "c", quantize.output[0], then_branch=inside["a_codes"], else_branch=inside["x_codes"])
+    quantize.CopyFrom(held)
+    proto.graph.input.append(onnx.helper.make_tensor_value_info("c", onnx.TensorProto.BOOL, []))
+    assert applied(fold_taps, typed(proto), CPU) == 0
 
 
 def test_the_places_of_a_row_become_channels() -> None:
