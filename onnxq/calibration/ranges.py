@@ -206,7 +206,7 @@ def extrapolate_range(stats: TensorStats, low: float, high: float, *, bits: int 
 
 
 def add_headroom(stats: TensorStats, low: float, high: float, factor: float) -> tuple[float, float]:
-    """Return both ends of a range room for other samples, but for an end that several samples reach alike.
+    """Widen a range by room for other samples, but for an end that several samples reach alike.
 
     The data end there, as pictures do at white. No sample goes further, and codes that match pixel values would match
     them no more.

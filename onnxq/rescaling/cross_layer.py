@@ -135,7 +135,6 @@ def equalize(
     *,
     stored: Collection[Node] = (),
     even: bool = False,
-    weight_share: float = 1.0,
     least_gain: float = LEAST_GAIN,
     least_share: float = LEAST_SHARE,
     wanted: Callable[[ScaleGroup], bool] = unbounded,
@@ -149,8 +148,6 @@ def equalize(
         stats: Of their inputs, with `ChannelStats`; values without them are left as they are.
         stored: The latter.
         even: Whether factors of maps with only Conv readers come from the mean size of each channel, not its range.
-        weight_share: Share of the error of rounding weights to nearest that counts: 1, or less if the weights will be
-            rounded better.
         least_gain: dB that a change has to gain.
         least_share: See `best`.
         wanted: Says whether to change a group.
@@ -170,7 +167,7 @@ def equalize(
         if not wanted(group) or (group.limits and needed is None):
             continue
         evenly = even and all(reader.node.op_type == "Conv" for reader in group.readers)
-        candidate, gain = best(readings, weight_share, even=evenly, needed=needed, least_share=least_share)
+        candidate, gain = best(readings, even=evenly, needed=needed, least_share=least_share)
         if candidate.exponent is not None and gain >= least_gain:
             divisors = {value.name: np.repeat(candidate.divisor, times) for value, times in group.values.items()}
             nodes_read = tuple(reader.node for reader in group.readers)

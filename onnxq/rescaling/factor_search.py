@@ -143,16 +143,12 @@ class QuantizedRead:
             total, squares = change.sum(axis=-1, dtype=np.float64), _squares(change)
         return np.asarray(np.matmul(squares, variance) + np.square(np.matmul(total, mean)))
 
-    def errors(
-        self, divisors: np.ndarray, without: np.ndarray, weight_share: float, outliers: np.ndarray | None
-    ) -> np.ndarray:
+    def errors(self, divisors: np.ndarray, without: np.ndarray, outliers: np.ndarray | None) -> np.ndarray:
         """Squared error at the outputs, in relation to their signal, of each candidate: the sum over the readers.
 
         Args:
             divisors: Of each candidate, `[candidates, channels]`.
             without: See `FactorCandidates`.
-            weight_share: Share of the error of rounding weights to nearest that counts: less than 1 if better rounding
-                follows.
             outliers: bool `[candidates, channels, ways]`: ways to let channels leave the range of the others; None for
                 one way, in which none does.
 
@@ -171,7 +167,7 @@ class QuantizedRead:
             left = np.where(outliers, left, 1.0)
             mean, variance = mean * left, variance * np.square(left)
         for part in self._parts:
-            total += weight_share * self._weight_errors(part, divisors, mean, variance)
+            total += self._weight_errors(part, divisors, mean, variance)
         return total
 
     def _ranges(self, s: np.ndarray, outliers: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
@@ -250,7 +246,6 @@ def weight_of(reader: AbsorbingConstant, array: np.ndarray) -> np.ndarray:
 
 def best(
     readings: Sequence[QuantizedRead],
-    weight_share: float,
     *,
     even: bool = False,
     price: float = 0.0,
@@ -262,7 +257,6 @@ def best(
 
     Args:
         readings: The values.
-        weight_share: See `QuantizedRead.errors`.
         even: Whether factors come from the mean size of each channel instead of its range.
         price: dB that dividing has to gain.
         outlier_prices: How many channels may leave the range of the others, and dB that this has to gain.
@@ -287,7 +281,7 @@ def best(
     outliers = None
     if outlier_prices:
         outliers = _outlier_order(readings, divisors)[:, :, None] < np.array(list(prices))
-    errors = np.sum([reading.errors(divisors, without, weight_share, outliers) for reading in readings], axis=0)
+    errors = np.sum([reading.errors(divisors, without, outliers) for reading in readings], axis=0)
     if not errors[0, 0] > 0:
         return FactorCandidate(None, divisors[0]), 0.0
     paid = np.full(errors.shape, 1 + LEAST_DIFFERENCE) * 10 ** (np.array(list(prices.values())) / 10)

@@ -48,9 +48,7 @@ def smooth(
     opset: int,
     stored: Collection[Node] = (),
     at_run_time: Collection[Node] = (),
-    weight_share: float = 1.0,
     least_gain: float = LEAST_GAIN,
-    least_columns: int = LEAST_COLUMNS,
     deferred: bool = False,
 ) -> Rescaling:
     """Choose factors and outliers for the inputs of MatMul and Gemm, to be divided by a Mul of their own.
@@ -64,10 +62,7 @@ def smooth(
         opset: Operator set of the model.
         stored: Nodes to pass over, too, because they will compute in float.
         at_run_time: Nodes that find the range of their input in every run, so that nothing of it may be clipped.
-        weight_share: Share of the error of rounding weights to nearest that counts: 1, or less if the weights will be
-            rounded better.
         least_gain: dB that pay for as much time as the products take that read a value.
-        least_columns: Output channels that the readers of a value need to have together.
         deferred: Whether weights are computed at each reading, see `absorbed`.
 
     Returns:
@@ -76,7 +71,7 @@ def smooth(
 
     """
     by_value = _readers([n for n in nodes if n.op_type != "Conv" and n not in stored], stats)
-    searched = [(value, readers) for value, readers in by_value.items() if _pays(readers, least_columns)]
+    searched = [(value, readers) for value, readers in by_value.items() if _pays(readers)]
 
     def search(one: tuple[Value, list[AbsorbingConstant]]) -> tuple[FactorCandidate, float]:
         value, readers = one
@@ -84,7 +79,7 @@ def smooth(
         price, outlier_prices = prices(readers, least_gain)
         if any(reader.node in at_run_time for reader in readers):
             outlier_prices = {}
-        return best([reading], weight_share, price=price, outlier_prices=outlier_prices)
+        return best([reading], price=price, outlier_prices=outlier_prices)
 
     made = Rescaling()
     found = list(run_in_order(search, searched))  # all, before the first change is described
@@ -111,12 +106,12 @@ def _readers(nodes: Iterable[Node], stats: Stats) -> dict[Value, list[AbsorbingC
     return found
 
 
-def _pays(readers: Sequence[AbsorbingConstant], least_columns: int) -> bool:
+def _pays(readers: Sequence[AbsorbingConstant]) -> bool:
     """Whether the weights are the readers' own, and have columns enough for a Mul not to matter."""
     nodes = {reader.node for reader in readers}
     if any(use.node not in nodes or use.slot != 1 for reader in readers for use in reader.value.uses):
         return False
-    return sum(map(_columns, readers)) >= least_columns
+    return sum(map(_columns, readers)) >= LEAST_COLUMNS
 
 
 def _columns(reader: AbsorbingConstant) -> int:

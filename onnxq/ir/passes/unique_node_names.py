@@ -11,7 +11,7 @@ from onnxq.ir.pass_manager import register_pass
 
 @register_pass(order=30, note="renamed {} node{s} with a duplicate name")
 def name_nodes(model: Model) -> int:
-    """Return every node but the first of a name a fresh one; nodes without a name keep none."""
+    """Rename all nodes of a name but the first, and count them; nodes without a name keep none."""
     renamed = 0
     for graph in model.graph.graphs():
         seen: set[str] = set()

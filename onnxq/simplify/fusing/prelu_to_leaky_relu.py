@@ -17,7 +17,7 @@ X = var("x", lambda value: value.shape is not None, "a tensor of known rank")
     note="rewrote {} PRelu with one slope as LeakyRelu",
 )
 def prelu_to_leaky_relu(patch: Patch, found: Match) -> Value:
-    """Return LeakyRelu the slope, unless the slope has more axes: then the result has, too."""
+    """Return LeakyRelu with that slope, unless the slope has more axes: then the result has, too."""
     if len(found.tensor("slope").shape) > len(found["x"].shape or ()):
         raise NoMatch("its slope has more axes than what it reads")
     alpha = float(found.array("slope").reshape(()))
