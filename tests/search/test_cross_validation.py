@@ -31,7 +31,7 @@ from onnxq.search.variants import calibrate_and_round
 from onnxq.stages.prepare import prepare
 from onnxq.verification.compare import compare
 from onnxq.verification.error_stats import Difference
-from onnxq.verification.records import Comparison, OutputComparison
+from onnxq.verification.records import Comparison, CrossValidation, OutputComparison
 
 NEAREST = 'scheme = "static-int8"\nsmoothing = false\nrounding = "nearest"\nbias_correction = false\n'
 
@@ -100,36 +100,53 @@ def test_the_output_that_is_worst_on_others_counts() -> None:
     assert shown.expected(Comparison((), 10), 10) is None
 
 
-def test_no_more_is_expected_of_probabilities_than_of_their_logits() -> None:
+WIDTH = NORMAL_90 * BETWEEN_SETS  # half of the interval where samples show no spread
+
+
+def test_the_interval_starts_at_what_logits_have_where_that_is_less() -> None:
     known = Overfitting("p", 0.0, 0.0, 0.0), Overfitting("q", 0.0, 0.0, 0.0)
     compared = Comparison((output("p", 45.0), output("q", 40.0)), 10)
     found = CrossValidated(known, 10, {"p": Logits(35.0), "q": Logits(50.0)}).expected(compared, 10)
     assert found is not None
-    assert (found.output, found.sqnr) == ("p", 35.0)
-    assert found.low < 35.0 < 45.0 < found.high
+    assert (found.output, found.sqnr) == ("q", 40.0)
+    np.testing.assert_allclose((found.low, found.high), (35 - WIDTH, 40 + WIDTH))
 
 
-def test_one_more_case_in_between_is_expected_than_was_seen() -> None:
+def test_the_interval_allows_for_one_more_case_in_between() -> None:
     known, compared = Overfitting("p", 0.0, 0.0, 0.0), Comparison((output("p", 55.0),), 24)
+
+    def ends(logits: Logits) -> tuple[float, float]:
+        found = CrossValidated((known,), 24, {"p": logits}).expected(compared, 24)
+        assert found is not None
+        np.testing.assert_allclose(found.high, 55 + WIDTH)
+        return found.sqnr, found.low + WIDTH
+
     noise = 0.09**2 / 4
-    found = CrossValidated((known,), 24, {"p": Logits(60.0, 0.0, 0.5, noise)}).expected(compared, 24)
-    assert found is not None
     made = noise * 0.5 / (noise + 0.5)
-    np.testing.assert_allclose(found.sqnr, 10 * math.log10(24.5 / (24 * 10**-5.5 + made)))
-    found = CrossValidated((known,), 24, {"p": Logits(50.0, 10.0)}).expected(compared, 24)
-    assert found is not None
-    np.testing.assert_allclose(found.sqnr, 50 - 10 / 1.5)  # half of the samples are 12, of 24
-    found = CrossValidated((known,), 24, {"p": Logits(30.0, 0.0, 0.5, 1e3)}).expected(compared, 24)
-    assert found is not None  # scores of thousands that are off by 60: the case in between has the other class
-    np.testing.assert_allclose(found.sqnr, 10 * math.log10(24.5 / 0.5), atol=0.01)
-    exact = Comparison((output("p", math.inf),), 24)
-    found = CrossValidated((known,), 24, {"p": Logits(math.inf, 0.0, 0.5, 0.0)}).expected(exact, 24)
-    assert found is not None
-    assert found.sqnr == math.inf
-    overflown = Comparison((output("p", -math.inf),), 24)
-    found = CrossValidated((known,), 24, {"p": Logits(50.0, 0.0, 0.5, 0.1)}).expected(overflown, 24)
-    assert found is not None
-    assert (found.sqnr, found.sentence.split(":")[1].split(",")[0]) == (-math.inf, " none")
+    between = 10 * math.log10(24.5 / (24 * 10**-5.5 + made))
+    np.testing.assert_allclose(ends(Logits(60.0, 0.0, 0.5, noise)), (55.0, between))
+    np.testing.assert_allclose(ends(Logits(50.0, 10.0)), (55.0, 50 - 10 / 1.5))  # half of the samples are 12, of 24
+    # Scores of thousands that are off by 60: the case in between has the other class
+    far = ends(Logits(30.0, 0.0, 0.5, 1e3))
+    np.testing.assert_allclose(far, (55.0, 10 * math.log10(24.5 / 0.5)), atol=0.01)
+
+
+def test_where_all_samples_are_equal_or_lost() -> None:
+    known = Overfitting("p", 0.0, 0.0, 0.0)
+
+    def found(sqnr: float, logits: Logits) -> CrossValidation:
+        compared = Comparison((output("p", sqnr),), 24)
+        made = CrossValidated((known,), 24, {"p": logits}).expected(compared, 24)
+        assert made is not None
+        return made
+
+    exact = found(math.inf, Logits(math.inf, 0.0, 0.5, 0.0))
+    assert exact.low == exact.sqnr == exact.high == math.inf
+    clear = found(math.inf, Logits(50.0, 0.0, 0.5, 1e-5))  # the logits differ, and a case in between would show it
+    np.testing.assert_allclose((clear.low, clear.sqnr, clear.high), (50 - WIDTH, 50, 50 + WIDTH))
+    lost = found(-math.inf, Logits(50.0, 0.0, 0.5, 0.1))
+    assert lost.low == lost.sqnr == lost.high == -math.inf
+    assert lost.sentence.split(":")[1].split(",")[0] == " none"
 
 
 @pytest.mark.parametrize(("reader", "below"), [("Softmax", True), ("LogSoftmax", False)])
@@ -142,7 +159,8 @@ def test_logits_are_measured_where_clear_cases_hide_their_error(tmp_path: Path, 
     report = quantize(tmp_path / "m.onnx", recipe, samples=some(16, 100), output=tmp_path / "q.onnx")
     assert report.comparison is not None
     assert report.cross_validation is not None
-    assert (report.cross_validation.sqnr < min(report.comparison.worst_sqnr, 50) - 2) is below
+    found = report.cross_validation
+    assert (2 * found.sqnr - found.high - found.low > 2) is below  # further down than up
 
 
 def network(tmp_path: Path) -> Path:
