@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from onnxq.errors import ProjectError, RecipeError
+from onnxq.errors import RecipeError
 from onnxq.progress import Observer, Silent
 from onnxq.project.build import build as build_entries
 from onnxq.project.check import Checked
 from onnxq.project.check import check as check_project
-from onnxq.project.entry import Entry, Project, refuse_missing
-from onnxq.project.file import FILE, START, find_project, load_project
+from onnxq.project.entry import Entry, refuse_missing
+from onnxq.project.file import find_project, load_project
 from onnxq.project.jobs import build_in_jobs
 from onnxq.project.outcome import Built
 from onnxq.project.settings import refuse_settings
@@ -42,10 +42,8 @@ def check(files: str | Path | Sequence[str | Path] = (), *, project: str | Path 
 
     """
     given = [Path(file) for file in as_list(files)]
-    found = _find(project)
-    if found is None and not given:
-        raise _missing()
-    listed = None if found is None else load_project(found)
+    found = _path(project) or find_project()
+    listed = load_project(found) if found is not None or not given else None
     refuse_missing(listed, given)
     return check_project(listed, given)
 
@@ -80,7 +78,7 @@ def build(
     """
     if jobs < 1:
         raise RecipeError(f"jobs cannot be {jobs}", "Give at least 1.")
-    found = _load(project)
+    found = load_project(_path(project))
     refuse_settings(found)
     entries = found.entries
     if jobs > 1:
@@ -100,16 +98,5 @@ def _in_jobs(entries: Sequence[Entry], jobs: int, observer: Observer, *, force: 
     return build_in_jobs(entries, jobs, force=force, done=ended)
 
 
-def _find(project: str | Path | None) -> Path | None:
-    return Path(project) if project is not None else find_project()
-
-
-def _missing() -> ProjectError:
-    return ProjectError(f"there is no {FILE} in this folder or above it", f"Name the file, or create it. {START}")
-
-
-def _load(project: str | Path | None) -> Project:
-    found = _find(project)
-    if found is None:
-        raise _missing()
-    return load_project(found)
+def _path(project: str | Path | None) -> Path | None:
+    return None if project is None else Path(project)

@@ -6,9 +6,10 @@ Tests: `tests/api/test_api_models.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -29,6 +30,7 @@ from onnxq.lowering.prompt_branch import without_prompt_branch
 from onnxq.planning.recipe import parse_recipe
 from onnxq.progress import Observer, Progress, following
 from onnxq.project.provenance import external_files
+from onnxq.report.as_json import comparison_dict, engines_dict, record_dict
 from onnxq.report.records import WEIGHT_ONLY
 from onnxq.report.result_warnings import USELESS, result_warnings
 from onnxq.runtime.session import ModelSource
@@ -103,6 +105,19 @@ class Verification:
     def passed(self) -> bool:
         """Whether nothing is missed."""
         return not self.missed
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain data for JSON: numbers that are not finite are null."""
+        found = {"model": str(self.model), "against": None if self.against is None else str(self.against)}
+        told: dict[str, Any] = {"passed": self.passed, "missed": list(self.missed), "comparison": None}
+        if self.comparison is not None:
+            told["comparison"] = comparison_dict(self.comparison, self.data)
+            told["families"] = [record_dict(family) for family in self.families]
+        if self.engines is not None:
+            told |= {"samples": self.engines.samples, "data": self.data, "engines": engines_dict(self.engines)}
+        told["inputs"] = [record_dict(one) for one in self.inputs]
+        told["warnings"] = [asdict(warning) for warning in self.warnings]
+        return {**found, **told, **self.runtime.as_dict()}
 
 
 def verify(

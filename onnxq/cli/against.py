@@ -5,12 +5,8 @@ Tests: `tests/cli/test_cli_thresholds.py`.
 
 from __future__ import annotations
 
-import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from onnxq.cli.options import Format
 
 if TYPE_CHECKING:
     from onnxq.api.verify import Verification
@@ -36,9 +32,7 @@ def refuse_missed(found: Verification, model: Path) -> None:
     raise CheckFailed(f"{model}: {'; '.join(missed[:MOST_MISSED])}{more}", hint)
 
 
-def write_comparison(
-    found: Verification, model: Path, against: Path, output_format: Format, *, every_layer: bool
-) -> None:
+def write_comparison(found: Verification, *, every_layer: bool) -> None:
     """Show how two models differ."""
     from onnxq.cli.details.layer_tables import layer_tables
     from onnxq.cli.runtime import runtime_tables
@@ -51,19 +45,9 @@ def write_comparison(
         metric_table,
     )
     from onnxq.cli.terminal import show
-    from onnxq.report import SCHEMA, comparison_dict, to_json
-    from onnxq.report.as_json import record_dict
 
     comparison, families = found.comparison, found.families
     assert comparison is not None
-    if output_format is Format.JSON:
-        result = {"model": str(model), "against": str(against), "passed": found.passed, "missed": list(found.missed)}
-        compared: dict[str, object] = {"comparison": comparison_dict(comparison, found.data)}
-        compared["families"] = [record_dict(family) for family in families]
-        compared["inputs"] = [asdict(one) for one in found.inputs]
-        compared["warnings"] = [asdict(warning) for warning in found.warnings]
-        sys.stdout.write(to_json({"schema": SCHEMA, **result, **compared, **found.runtime.as_dict()}))
-        return
     show(input_table(found.inputs), "")
     show(*comparison_tables(comparison, found.data, made_up=found.made_up), "", *latency_table(comparison))
     if comparison.decoding is not None:

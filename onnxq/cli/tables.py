@@ -18,7 +18,7 @@ from rich.text import Text
 
 from onnxq.cli.options import Format
 from onnxq.cli.terminal import TIE, show
-from onnxq.data.input_summary import InputSummary, short
+from onnxq.data.input_summary import InputSummary
 from onnxq.explanation.inspect import Inspection
 from onnxq.report import Report
 from onnxq.text import FLOAT, decibels, milliseconds, percent, printable, size, size_change, speed_change
@@ -133,17 +133,10 @@ def report_tables(report: Report) -> Iterator[RenderableType]:
 def input_table(inputs: Sequence[InputSummary]) -> RenderableType:
     """Lay out name, type, least, greatest and mean of every input."""
     shown = inputs[: MOST_INPUTS if len(inputs) > MOST_INPUTS + 1 else len(inputs)]
-    rows = [_row(one) for one in shown]
+    rows = [one.cells() for one in shown]
     if len(shown) < len(inputs):
         rows.append((f"and {len(inputs) - len(shown)} more", "", "", "", ""))
     return columns(("input", "type", "least", "greatest", "mean"), rows, right=(2, 3))
-
-
-def _row(one: InputSummary) -> tuple[str, str, str, str, str]:
-    kind = f"{one.type}, given as {one.given}" if one.given else one.type
-    if one.values is None:
-        return one.name, kind, "", "", ""
-    return one.name, kind, short(one.values.least), short(one.values.greatest), short(one.values.mean)
 
 
 def comparison_tables(comparison: Comparison, samples: str | None, *, made_up: bool) -> Iterator[RenderableType]:

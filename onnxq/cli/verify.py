@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -144,6 +143,7 @@ def verify(
     from onnxq.cli.against import refuse_missed, write_comparison
     from onnxq.cli.project import verify_project
     from onnxq.cli.terminal import TerminalObserver, warn
+    from onnxq.report import SCHEMA, to_json
 
     use_custom_ops(custom_ops)
     if project or not models:
@@ -154,13 +154,16 @@ def verify(
     asked: dict[str, Any] = {**limits, "metric": metric, "max_drop": max_drop, "layers": layers, "target": target}
     with TerminalObserver() as observer:
         found = verified(model, against, data=data, reading=reading, sample_limit=samples, observer=observer, **asked)
+    if output_format is Format.JSON:
+        sys.stdout.write(to_json({"schema": SCHEMA, **found.as_dict()}))
+    elif against is not None:
+        write_comparison(found, every_layer=bool(layers))
+    else:
+        _write_alone(model, found)
+    warn(found.warnings)
     if against is not None:
-        write_comparison(found, model, against, output_format, every_layer=bool(layers))
-        warn(found.warnings)
         refuse_missed(found, model)
     else:
-        _write_alone(model, found, output_format)
-        warn(found.warnings)
         _refuse_disagreement(found, model)
 
 
@@ -193,24 +196,15 @@ def _refuse_disagreement(found: Verification, model: Path) -> None:
         raise CheckFailed(f"{model}: {found.missed[0]}", MADE_UP if found.made_up else ENGINES)
 
 
-def _write_alone(model: Path, found: Verification, output_format: Format) -> None:
+def _write_alone(model: Path, found: Verification) -> None:
     """Show what two engines make of one model."""
     from onnxq.cli.details.engine_tables import engine_tables
     from onnxq.cli.runtime import runtime_tables
     from onnxq.cli.tables import input_table
     from onnxq.cli.terminal import show
-    from onnxq.report.as_json import SCHEMA, engines_dict, to_json
 
     check = found.engines
     assert check is not None
-    if output_format is Format.JSON:
-        result: dict[str, object] = {"model": str(model), "against": None}
-        result |= {"passed": found.passed, "missed": list(found.missed), "comparison": None}
-        result |= {"samples": check.samples, "data": found.data, "engines": engines_dict(check)}
-        result["inputs"] = [asdict(one) for one in found.inputs]
-        result["warnings"] = [asdict(warning) for warning in found.warnings]
-        sys.stdout.write(to_json({"schema": SCHEMA, **result, **found.runtime.as_dict()}))
-        return
     show(
         printable(f"{model} is well formed, loads in onnxruntime and runs: {found.data}"),
         "",

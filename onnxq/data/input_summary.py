@@ -55,12 +55,16 @@ class InputSummary:
     channel_axis: int | None
     channels: tuple[ChannelSummary, ...] = ()
 
-    def __str__(self) -> str:
-        given = f", given as {self.given}" if self.given else ""
+    def cells(self) -> tuple[str, ...]:
+        """Return name, type, least, greatest and mean for people; the figures are empty where there are none."""
+        kind = f"{self.type}, given as {self.given}" if self.given else self.type
         if self.values is None:
-            return f"{self.name}  {self.type}{given}"
-        low, high, mean = (short(value) for value in (self.values.least, self.values.greatest, self.values.mean))
-        return f"{self.name}  {self.type}{given}  values {low} … {high}, mean {mean}"
+            return self.name, kind, "", "", ""
+        return self.name, kind, short(self.values.least), short(self.values.greatest), short(self.values.mean)
+
+    def __str__(self) -> str:
+        name, kind, low, high, mean = self.cells()
+        return f"{name}  {kind}  values {low} … {high}, mean {mean}" if low else f"{name}  {kind}"
 
 
 def short(value: float) -> str:

@@ -9,7 +9,6 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from onnxq.data.input_summary import short
 from onnxq.text import FLOAT, decibels, milliseconds, noise, percent, printable, size_change, speed_change
 
 if TYPE_CHECKING:
@@ -93,12 +92,8 @@ def _inputs(report: ReportData) -> str:
     """Say what the samples hold."""
     if not report.inputs:
         return ""
-    rows = []
-    for one in report.inputs:
-        figures = ("", "", "") if one.values is None else (one.values.least, one.values.greatest, one.values.mean)
-        kind = f"{one.type}, given as {one.given}" if one.given else one.type
-        written = [value if isinstance(value, str) else short(value) for value in figures]
-        rows.append((_code(one.name), _plain(kind), *written))
+    cells = (one.cells() for one in report.inputs)
+    rows = [(_code(name), _plain(kind), *figures) for name, kind, *figures in cells]
     return _table(("input", "type", "least", "greatest", "mean"), rows)
 
 

@@ -113,9 +113,7 @@ def run_forked(
 
 
 @contextmanager
-def in_copy(
-    function: Callable[[], R], *, copies: bool = True, kind: str = REST, task_bytes: int = 0
-) -> Iterator[Callable[[], R]]:
+def in_copy(function: Callable[[], R], *, copies: bool = True, kind: str = REST) -> Iterator[Callable[[], R]]:
     """Let a copy of this process do something while this one goes on; yields what to call for its result.
 
     If there can be no copy, or it failed, that call does it. It has to be made inside.
@@ -124,7 +122,6 @@ def in_copy(
         function: What to do; in a copy with one processor, and with all once this process waits for it.
         copies: Whether a copy may do it: it reads nothing that this process reads in the meantime.
         kind: The kind of work that it is to wait for the copy; see `Progress.task`.
-        task_bytes: About what it takes in memory; see `worker_count`.
 
     """
 
@@ -133,8 +130,8 @@ def in_copy(
         with open(file, "wb", closefd=False) as written, lent, unfollowed(), single_threaded_blas():
             _write(written, 0, function())
 
-    shared = copies and can_fork() and worker_count(task_bytes) > 1
-    shares = _Shares(2, worker_count(task_bytes))
+    shared = copies and can_fork() and worker_count() > 1
+    shares = _Shares(2, worker_count())
     copy = _start_copy(there) if shared else None
     if copy is None:
         yield function

@@ -92,12 +92,11 @@ def with_layers(
     float_model: ModelInput,
     quantized: ModelInput,
     samples: Iterable[Mapping[str, np.ndarray]],
-    progress: OnSample | None = None,
 ) -> Comparison:
     """Add the layers to a comparison, or the reason why the evaluator cannot run a model; see `compare_layers`."""
     limit = SAMPLES if not isinstance(float_model, Model) or float_model.residency.quick else LARGE_SAMPLES
     try:
-        layers = compare_layers(float_model, quantized, samples, limit=limit, progress=progress)
+        layers = compare_layers(float_model, quantized, samples, limit=limit)
         return replace(comparison, layers=layers)
     except ModelError as error:
         return replace(comparison, no_layers=error.message)

@@ -188,12 +188,8 @@ def measure_metric(
     if isinstance(metric, str):
         name, found = metric, load_metric(metric)
         if isinstance(found, NamedMetric):
-            found.check(samples.first_labels(), samples.inputs)
-            samples, labels = _prepared(found, model if float_model is None else float_model, samples, progress)
-            run = _run(found, model, samples, labels, progress)
-            if float_model is None:
-                return run.score(run)
-            return run.score(_run(found, float_model, samples, labels, progress))
+            judge = MetricJudge(metric, model if float_model is None else float_model, samples, progress)
+            return judge.float_value if float_model is None else judge.compare(model).quantized_value
         metric = found
     return _measure_function(metric, model, samples, name, progress)
 
@@ -228,6 +224,9 @@ class MetricJudge:
         samples: From `open_samples` or `wrap_samples`.
         progress: As in `measure_metric`.
 
+    Attributes:
+        float_value: Of the float model.
+
     Raises:
         ModelError, DataError: As `measure_metric`.
 
@@ -245,9 +244,9 @@ class MetricJudge:
             self._metric.check(samples.first_labels(), samples.inputs)
             self._samples, self._labels = _prepared(self._metric, float_model, samples, progress)
             self._reference = _run(self._metric, float_model, self._samples, self._labels, progress)
-            self._float_value = self._reference.score(self._reference)
+            self.float_value = self._reference.score(self._reference)
         else:
-            self._float_value = measure_metric(self._metric, float_model, samples, name=self._name, progress=progress)
+            self.float_value = measure_metric(self._metric, float_model, samples, name=self._name, progress=progress)
 
     def compare(self, quantized: ModelSource) -> MetricComparison:
         """Measure the metric on a quantized model.
@@ -259,11 +258,11 @@ class MetricJudge:
         quantized = run_alike(quantized, self._float_model)
         if isinstance(self._metric, NamedMetric) and self._reference is not None:
             run = _run(self._metric, quantized, self._samples, self._labels, self._progress)
-            values = self._float_value, run.score(self._reference)
+            values = self.float_value, run.score(self._reference)
             return _compared(self._metric, self._name, values, self._reference)
         assert not isinstance(self._metric, NamedMetric)
         value = _measure_function(self._metric, quantized, self._samples, self._name, self._progress)
-        return MetricComparison(self._name, self._float_value, value)
+        return MetricComparison(self._name, self.float_value, value)
 
 
 class WatchedMetric:
