@@ -9,9 +9,8 @@ import platform
 from functools import cache
 from pathlib import Path
 
-from onnxq.targets.host import host_saturates
+from onnxq.targets.host import CPU_INFO, cpu_fields, host_saturates
 
-CPU_INFO = Path("/proc/cpuinfo")
 # Names of processors in the table of hazards, and names for people
 NAMES = {
     "x86-64": "x86-64",
@@ -39,7 +38,8 @@ def local_processor(cpu_info: Path = CPU_INFO, machine: str = "") -> frozenset[s
         return frozenset()
     found = {architecture}
     if architecture == "x86-64":
-        found |= {name for flag, name in FLAGS.items() if flag in _flags(cpu_info)}
+        flags = cpu_fields(cpu_info).get("flags", "").split()
+        found |= {name for flag, name in FLAGS.items() if flag in flags}
     return frozenset(found)
 
 
@@ -48,12 +48,3 @@ def this_processor() -> frozenset[str]:
     """Return the same of the processor at hand, as far as onnxruntime uses it: where its products saturate, no VNNI."""
     found = local_processor()
     return frozenset({"x86-64"}) if "x86-64" in found and host_saturates() else found
-
-
-def _flags(cpu_info: Path) -> frozenset[str]:
-    try:
-        text = cpu_info.read_text("utf-8", errors="replace")
-    except OSError:
-        return frozenset()
-    lines = (line.partition(":")[2].split() for line in text.splitlines() if line.startswith("flags"))
-    return frozenset(next(lines, []))

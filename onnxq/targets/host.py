@@ -17,6 +17,7 @@ from threading import local
 import numpy as np
 
 ARM64 = ("aarch64", "arm64")
+CPU_INFO = Path("/proc/cpuinfo")
 DOT_PRODUCT = "asimddp"  # what Linux calls it
 WIDTH = 32
 # The time that a container gets, and of how much, in microseconds: of control groups version 2 and 1
@@ -139,23 +140,19 @@ def host_family() -> str:
     as one with dot products, which all of Apple's have.
     """
     if platform.machine().lower() in ARM64:
-        return "cpu-arm64" if _has_dot_products(Path("/proc/cpuinfo")) else "cpu-armv8"
+        return "cpu-arm64" if _has_dot_products(CPU_INFO) else "cpu-armv8"
     return "cpu-avx2" if host_saturates() else "cpu-vnni"
 
 
 @cache
-def processor_name(info: Path = Path("/proc/cpuinfo")) -> str:
+def processor_name(info: Path = CPU_INFO) -> str:
     """Return what the processor at hand calls itself, such as `AMD EPYC 9654`; its architecture where it does not say.
 
     Args:
         info: Where Linux describes the processor.
 
     """
-    try:
-        lines = info.read_text("utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    named = {key.strip(): " ".join(value.split()) for key, _, value in (line.partition(":") for line in lines)}
+    named = cpu_fields(info)
     return named.get("model name") or named.get("Model") or platform.processor() or platform.machine() or "unknown"
 
 
@@ -166,9 +163,14 @@ def processor_words() -> str:
 
 
 def _has_dot_products(info: Path) -> bool:
+    features = cpu_fields(info).get("Features")
+    return features is None or DOT_PRODUCT in features.split()
+
+
+def cpu_fields(info: Path = CPU_INFO) -> dict[str, str]:
+    """Return what Linux says of the last core of a processor, by its words; nothing where it does not say."""
     try:
         lines = info.read_text("utf-8", errors="replace").splitlines()
     except OSError:
-        return True
-    features = [line.partition(":")[2].split() for line in lines if line.startswith("Features")]
-    return not features or any(DOT_PRODUCT in names for names in features)
+        return {}
+    return {key.strip(): " ".join(value.split()) for key, _, value in (line.partition(":") for line in lines)}
