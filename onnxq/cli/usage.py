@@ -51,14 +51,29 @@ OPTIONS = {
     **dict.fromkeys(("--quick", "--no-search"), "--fast"),
     **dict.fromkeys(("--7bit", "--reduce"), "--reduce-range"),
     **dict.fromkeys(("--threads", "--num-threads", "--workers"), "--jobs"),
+    **dict.fromkeys(("--debug", "--log-level", "--trace"), "--verbose"),
 }
 # Options of other tools, and how it is decided here
 CHOSEN = {
     **dict.fromkeys(("--per-channel", "--axis", "--granularity"), "Weights have a scale for each channel."),
     **dict.fromkeys(("--opset", "--opset-version"), "The opset is raised where a quantized form needs it."),
-    **dict.fromkeys(("--calibration-method", "--calib-method", "--range"), "The range method is set in a recipe file."),
-    **dict.fromkeys(("--symmetric", "--activation-type", "--weight-type"), "Types are set in a recipe file."),
-    **dict.fromkeys(("--model", "--onnx", "-m"), "Write the model without an option: `onnxq quantize MODEL`."),
+    **dict.fromkeys(
+        ("--calibration-method", "--calib-method", "--calibrate-method", "--calibration-algorithm", "--range"),
+        "The range method is set in a recipe file.",
+    ),
+    **dict.fromkeys(
+        ("--symmetric", "--activation-type", "--weight-type", "--weights-dtype", "--activations-dtype", "--quant-type"),
+        "Types are set in a recipe file.",
+    ),
+    **dict.fromkeys(
+        ("--model", "--onnx", "--input-model", "--model-path", "--model-input", "--source", "-m"),
+        "Write the model without an option: `onnxq quantize MODEL`.",
+    ),
+    **dict.fromkeys(("--batch-size", "--batch", "-b"), "Batches are those of the data: one sample at a time will do."),
+    **dict.fromkeys(
+        ("--op-types", "--ops", "--op-types-to-quantize", "--operators"),
+        "Write --only with types or names of nodes, as in --only Conv --only MatMul.",
+    ),
     **dict.fromkeys(("--fp16", "--float16", "--half", "--bf16"), "onnxq writes 8 bits or fewer, and no float16."),
     **dict.fromkeys(("--seed", "--random-seed"), "Nothing is drawn by chance: the same input gives the same bytes."),
 }
@@ -89,7 +104,8 @@ def usage_error(error: Any, arguments: Sequence[str]) -> tuple[str, str]:
         if file is not None:  # a model whose name begins with a dash
             return f"no such option: {name}", f"For the file of that name, write ./{file}. {see}"
         behind = not hasattr(getattr(context, "command", None), "commands")  # else it stands before the command
-        return f"no such option: {name}", f"{_options(name, command, behind=behind)} {see}".lstrip()
+        hint = _model_in_option(name, command, arguments) or _options(name, command, behind=behind)
+        return f"no such option: {name}", f"{hint} {see}".lstrip()
     message = str(error.format_message()).strip().replace(": Value error, ", ": ")
     message = message[:1].lower() + message[1:].rstrip(".")
     if message in MISSING:
@@ -111,7 +127,8 @@ def usage_error(error: Any, arguments: Sequence[str]) -> tuple[str, str]:
         return f"there is no place for {_short(extra)}", f"{hint} {see}".lstrip()
     if message.startswith("invalid value for"):
         denied = message.endswith(("is not readable", "is not writable"))
-        return _plain_value(message, arguments), "Check its permissions." if denied else see
+        plain = _plain_value(message, arguments)
+        return plain, "Check its permissions." if denied else f"{_unit(plain)} {see}".lstrip()
     return message, see
 
 
@@ -138,6 +155,14 @@ def _names(command: Any) -> list[str]:
     return [name for parameter in parameters for name in parameter.opts if name.startswith("--")]
 
 
+def _model_in_option(name: str, command: Any, arguments: Sequence[str]) -> str:
+    """Say where a model stands that was given with an option; empty where the option is for anything else."""
+    value = _value(name, arguments) or ""
+    if command is None or not value.endswith(".onnx") or not re.search("^--?i$|input|model|source", name):
+        return ""
+    return f"Write the model without an option: `onnxq {command.name} {shell_path(value)}`."
+
+
 def _options(name: str, command: Any, *, behind: bool) -> str:
     """Say which options were meant perhaps: what others call so, a part of the name, or one spelt alike."""
     known = _names(command)
@@ -147,11 +172,12 @@ def _options(name: str, command: Any, *, behind: bool) -> str:
         return "Write `onnxq --version`."
     if not known:
         return "Options stand behind a command, as in `onnxq quantize MODEL --data DATA`."
-    if name in CHOSEN and "--recipe" in known:
-        return CHOSEN[name]
-    meant = OPTIONS.get(name)
+    plain = name.lower().replace("_", "-") if name.startswith("--") else name
+    if plain in CHOSEN and "--recipe" in known:
+        return CHOSEN[plain]
+    meant = OPTIONS.get(plain)
     if meant in known:
-        return f"Did you mean {VALUES.get(name, meant)}?"
+        return f"Did you mean {VALUES.get(plain, meant)}?"
     words = set(re.split(r"[-_]+", name.strip("-").lower()))
     found = difflib.get_close_matches(name, known, n=1, cutoff=ALIKE)
     found += [other for other in known if other.strip("-") in words or other.strip("-").startswith(name.strip("-"))]
@@ -248,6 +274,18 @@ def _plain_value(message: str, arguments: Sequence[str]) -> str:
     if bound:
         return f"{head}: it has to be {BOUNDS[bound[1]]} {bound[2]}"
     return message
+
+
+def _unit(message: str) -> str:
+    """Say how a number is written that has a unit; empty where a message is about anything else."""
+    found = re.search(r"'(--[\w-]+)'.*: '([-+]?[\d.]+)\s*(%|dB|db|ms|s)' is no", message)
+    if found is None:
+        return ""
+    name, number, unit = found.groups()
+    what = {"--min-sqnr": "in dB, 20 is an error of a tenth", "--max-drop": "in the metric's own unit"}.get(name)
+    if unit == "%" and name == "--min-sqnr":
+        return f"It is a number {what}, 40 of a hundredth."
+    return f"Write the number alone, {what}: {name} {number}." if what else f"Write the number alone: {name} {number}."
 
 
 def _value(option: str, arguments: Sequence[str]) -> str | None:

@@ -16,6 +16,7 @@ from onnxq.data.normalization import CODE, normalization_warnings
 from onnxq.data.output_checks import output_warnings
 from onnxq.data.pictures.noise import noise_warnings
 from onnxq.data.pictures.sheet import PictureSheet, Thumbnail
+from onnxq.data.pictures.slips import slip_warnings
 from onnxq.data.samples import Samples, few_samples, input_specs, wrap_samples
 from onnxq.data.text.padding import padding_warnings
 from onnxq.data.text.table_rows import table_rows
@@ -32,6 +33,7 @@ FEW = 16  # samples below which ranges are a matter of luck
 FEWEST_SEEN, MOST_SEEN = 500, 1 << 27  # samples, and elements of all: what a look takes of very many
 MANY_EQUAL = 0.25  # share of samples that equal another one
 MOST_RUN, MOST_ELEMENTS = 12, 1 << 21  # samples that are run, and their elements
+MOST_PAIRED = 24  # samples that are run as they are and changed
 MOST_HELD = 1 << 23  # elements of samples that the first convolutions are run on, if there is a doubt
 MOST_COMPARED, SIGNATURE = 512, 256  # samples that are compared with each other, and elements of each
 FAR_BEYOND = 30.0  # times the greatest value of all other samples
@@ -89,7 +91,8 @@ def examine(
     infer_types(model)
     given = samples if isinstance(samples, Samples) else wrap_samples(samples, input_specs(model))
     seen = _Seen(InputSummaries(given.inputs), PictureSheet(given.decoders))
-    held = few_samples(_counted(seen.watch(given), given.count, progress), MOST_RUN, MOST_HELD)
+    several = few_samples(_counted(seen.watch(given), given.count, progress), MOST_PAIRED, MOST_HELD)
+    held = few_samples(several, MOST_RUN, MOST_HELD)
     few = few_samples(held, MOST_RUN, MOST_ELEMENTS)
     summaries = seen.summaries.summaries(given.converted)
     if given.made_up:
@@ -106,8 +109,11 @@ def examine(
         found += _of_ids(model, summaries)
         found += _of_random_nodes(model)
         found += noise_warnings(few, summaries)
+        slips = list(slip_warnings(few, summaries))
+        found += slips
         found += padding_warnings(model, few)
-        found += _of_model(model, few, held, {summary.name: summary for summary in summaries}, given.decoders)
+        if not any(warning.code == CODE for warning in slips):
+            found += _of_model(model, (few, held, several), summaries, given.decoders)
     found += _of_pictures(given, seen.count, known=any(warning.code == CODE for warning in found))
     return Examination(summaries, seen.count, tuple(found), seen.sheet.thumbnails())
 
@@ -347,11 +353,24 @@ def _draws(node: Node) -> bool:
 
 
 def _of_model(
-    model: Model, few: list[Sample], held: list[Sample], summaries: Mapping[str, InputSummary], files: Collection[str]
+    model: Model,
+    samples: tuple[list[Sample], list[Sample], list[Sample]],
+    summaries: Sequence[InputSummary],
+    files: Collection[str],
 ) -> list[WarningLine]:
-    """Say what the model makes of a few samples; nothing of a model that does not run, which others say."""
+    """Say what the model makes of a few samples; nothing of a model that does not run, which others say.
+
+    Args:
+        model: The float model.
+        samples: A few, more for the first layers, and several that are compared in pairs.
+        summaries: Figures of the inputs.
+        files: Inputs whose values settings make of picture files.
+
+    """
+    few, held, several = samples
+    by_name = {summary.name: summary for summary in summaries}
     try:
-        found = normalization_warnings(model, few, summaries, files, held)
+        found = normalization_warnings(model, few, by_name, files, held)
     except OnnxqError:
         found = []
-    return found or list(output_warnings(model, few, summaries, files))
+    return found or list(output_warnings(model, few, by_name, files, several))

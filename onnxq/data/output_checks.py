@@ -17,6 +17,7 @@ from onnxq.data.conventions import OtherValues, other_values
 from onnxq.data.first_layers import replaced, varied
 from onnxq.data.input_summary import InputSummary
 from onnxq.data.normalization import CODE, remedy
+from onnxq.data.pictures.certainty import certainty_warnings, only_pictures
 from onnxq.data.validation import Sample
 from onnxq.errors import OnnxqError
 from onnxq.ir import Model
@@ -38,7 +39,11 @@ ENOUGH_ELEMENTS = 1 << 16  # of an array, evenly taken, to tell how much it diff
 
 
 def output_warnings(
-    model: Model, samples: Sequence[Sample], summaries: Mapping[str, InputSummary], files: Collection[str] = ()
+    model: Model,
+    samples: Sequence[Sample],
+    summaries: Mapping[str, InputSummary],
+    files: Collection[str] = (),
+    held: Sequence[Sample] = (),
 ) -> Iterator[WarningLine]:
     """Yield what the outputs say; nothing of a model that does not run, which others say.
 
@@ -47,12 +52,27 @@ def output_warnings(
         samples: A few samples, in memory.
         summaries: By input, the figures of all samples.
         files: Inputs whose values settings make of picture files.
+        held: More samples, for a doubt that takes several.
 
     """
     try:
         session = open_session(InMemory(model))
     except (OnnxqError, SessionError):
         return
+    found = list(_of_outputs(session, samples, summaries, files))
+    yield from found
+    pictures = only_pictures(held, summaries)
+    if not found and pictures is not None:
+        try:
+            yield from certainty_warnings(session, held, pictures)
+        except SessionError:  # sizes that do not go together, if they are exchanged
+            return
+
+
+def _of_outputs(
+    session: Session, samples: Sequence[Sample], summaries: Mapping[str, InputSummary], files: Collection[str]
+) -> Iterator[WarningLine]:
+    """Yield what the outputs of the samples as they are say."""
     try:
         columns = _outputs(session, samples[:FIRST])
         if _differ_clearly(samples, columns):

@@ -223,6 +223,7 @@ def test_spearman_of_scores_shares_ranks(tmp_path: Path) -> None:
     [
         ("top1", {}, "top1 needs the class of each sample, and the data have no labels"),
         ("top5", {"_text": np.array(["a", "b", "c"])}, "the data have only '_text'"),
+        ("top1", {"_label": np.array(["0", "1", "2"])}, "the data have only '_label' (text)"),
         ("top1", {"_a": np.arange(3), "_b": np.arange(3)}, "'_a' and '_b' could both be the class"),
         ("spearman", {}, "spearman needs a score for each pair, and the data have no labels"),
         ("perplexity", {}, "perplexity needs next tokens, and no input holds token ids"),
@@ -249,6 +250,15 @@ def test_missing_labels_are_named_before_a_model_is_run(tmp_path: Path, name: st
 def test_labels_that_do_not_fit_are_named(tmp_path: Path, name: str, x: np.ndarray, labels, sentence: str) -> None:
     with pytest.raises(DataError, match=re.escape(sentence)):
         value(tmp_path, name, x, **labels)
+
+
+def test_labels_of_another_kind_have_a_remedy_of_their_own(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        check_labels("top1", saved(tmp_path, SCORES, _label=np.array(["0", "1", "2"])))
+    assert caught.value.hint == "Save '_label' as whole numbers that count from 0."
+    with pytest.raises(DataError) as caught:
+        check_labels("spearman", saved(tmp_path, SCORES, _score=np.array(["0", "1", "2"])))
+    assert "Save '_score' as numbers." in str(caught.value.hint)
 
 
 def test_the_nearest_name_is_suggested(tmp_path: Path) -> None:
@@ -300,6 +310,11 @@ def test_labels_counted_from_one_are_noticed_by_the_float_model(tmp_path: Path) 
     mixed = compare_metric("top1", same(["n", 6]), same(["n", 6]), saved(tmp_path, x, _label=(right + 3) % 6))
     assert mixed.doubt == "the float model is right on 0 % of the labels, which is no more than guessing"
     assert not compare_metric("top1", same(["n", 6]), same(["n", 6]), saved(tmp_path, x, _label=right)).doubt
+    left_out = np.where(right % 2, right, -100)
+    assert not compare_metric("top1", same(["n", 6]), same(["n", 6]), saved(tmp_path, x, _label=left_out)).doubt
+    negative = compare_metric("top1", same(["n", 6]), same(["n", 6]), saved(tmp_path, x, _label=-right))
+    zeros = int((right == 0).sum())
+    assert negative.doubt == f"only {zeros} rows have a label: those from -5 to -1 do not count"
 
 
 @pytest.mark.parametrize("name", ["psnr", "iou"])

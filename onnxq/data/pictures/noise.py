@@ -54,7 +54,7 @@ def noise_warnings(samples: Sequence[Sample], summaries: Iterable[InputSummary])
 def _is_noise(samples: Sequence[Sample], name: str, axis: int) -> bool:
     own = 0.0
     beside = np.zeros(2)  # sums of products with the neighbour below, and with the one to the right
-    for given in _looked_at(samples, name):
+    for given in looked_at(samples, name):
         array = np.moveaxis(given, axis, 1)
         if min(array.shape[2:]) < LEAST_SIDE or len(np.unique(array[:1])) < LEAST_VALUES:
             return False
@@ -70,7 +70,7 @@ def _is_noise(samples: Sequence[Sample], name: str, axis: int) -> bool:
 def _is_reshaped(samples: Sequence[Sample], name: str, channels: int) -> bool:
     """Whether values along a row are nearer to those `channels` further than to their neighbours."""
     beside, further = 0.0, 0.0
-    for array in _looked_at(samples, name):
+    for array in looked_at(samples, name):
         if array.shape[3] < LEAST_SIDE:
             return False
         beside += float(np.abs(array[..., 1:] - array[..., :-1]).mean())
@@ -78,7 +78,7 @@ def _is_reshaped(samples: Sequence[Sample], name: str, channels: int) -> bool:
     return further < NEARER * beside
 
 
-def _looked_at(samples: Sequence[Sample], name: str) -> Iterator[np.ndarray]:
+def looked_at(samples: Sequence[Sample], name: str) -> Iterator[np.ndarray]:
     """Yield an input of the first samples in float64, until there are pixels enough."""
     looked = 0
     for sample in samples:

@@ -28,9 +28,10 @@ from onnxq.verification.metrics.named_metric import (
 )
 
 USUAL = ("_label", "_labels", "_y", "_class", "_target", "_targets")
-WHAT = "the class of each sample"
+WHAT, KIND = "the class of each sample", "whole numbers that count from 0"
 FEW_LABELS = 20  # rows below which labels are not judged
 SHIFTED = 30.0  # points that labels gain by another first class, from which on that class is meant
+MOST_IGNORED = 2  # different labels below 0: -1 and -100 mean that there is none
 BY_CHANCE = 1.5  # times what guessing gives
 NO_CLASS = -1  # what a row chooses whose scores are NaN
 NO_DECISIONS = np.zeros(0, np.int64)
@@ -45,7 +46,7 @@ def check_classes(metric: str) -> Any:
     """Return the check that the data have classes."""
 
     def check(labels: Labels, inputs: Sequence[InputSpec]) -> None:
-        choose_label(labels, USUAL, holds_classes, metric, WHAT)
+        choose_label(labels, USUAL, holds_classes, metric, WHAT, KIND)
 
     return check
 
@@ -93,7 +94,7 @@ class TopClasses(MetricRun):
     def __init__(self, labels: Labels, most: int) -> None:
         super().__init__(labels)
         self._most, self._name = most, f"top{most}"
-        arrays = choose_label(labels, USUAL, holds_classes, self._name, WHAT)
+        arrays = choose_label(labels, USUAL, holds_classes, self._name, WHAT, KIND)
         self._arrays = [one.argmax(axis=-1) if _one_hot(one) else one for one in map(np.asarray, arrays)]
         self._highest = max((int(one.max(initial=0)) for one in self._arrays), default=0)
         self._output: str | None = None
@@ -145,7 +146,11 @@ class TopClasses(MetricRun):
 
     def doubt(self) -> str:
         """Say that classes are counted from another number, or that labels are not those of the samples."""
+        below = [label for one in self._arrays for label in np.unique(one[one < 0]).tolist()]
         right, counted = self._right(0)
+        if len(set(below)) > MOST_IGNORED:
+            having = "row has" if counted == 1 else "rows have"
+            return f"only {counted} {having} a label: those from {min(below)} to {max(below)} do not count"
         if counted < FEW_LABELS:
             return ""
         found = 100.0 * right / counted

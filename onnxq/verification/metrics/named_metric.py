@@ -110,7 +110,9 @@ def find_label(labels: Labels, usual: Sequence[str], fits: Fits) -> list[np.ndar
     return next(iter(fitting.values())) if len(fitting) == 1 else None
 
 
-def choose_label(labels: Labels, usual: Sequence[str], fits: Fits, metric: str, what: str) -> list[np.ndarray]:
+def choose_label(
+    labels: Labels, usual: Sequence[str], fits: Fits, metric: str, what: str, kind: str = "numbers"
+) -> list[np.ndarray]:
     """Return the labels that a metric reads; see `find_label`.
 
     Args:
@@ -119,6 +121,7 @@ def choose_label(labels: Labels, usual: Sequence[str], fits: Fits, metric: str, 
         fits: Tells whether an array can be what is looked for.
         metric: Name of the metric, for the message.
         what: What the labels are, for the message.
+        kind: How they are saved, for the message.
 
     Raises:
         DataError: There are none, or it is not clear which.
@@ -132,6 +135,9 @@ def choose_label(labels: Labels, usual: Sequence[str], fits: Fits, metric: str, 
         raise DataError(f"{metric}: {join_words(names)} could both be {what}", f"Call the right one '{usual[0]}'.")
     others = join_words([f"'{name}' ({_kind(arrays)})" for name, arrays in labels.items()])
     has = f"the data have only {others}" if labels else "the data have no labels"
+    wrong = next((name for name in usual if labels.get(name)), None)
+    if wrong is not None:  # a name that says what it holds, and something else in it
+        raise DataError(f"{metric} needs {what}, and {has}", f"Save '{wrong}' as {kind}.")
     folders = " Pictures have them if each class has a folder." if usual[0] == "_label" else ""
     raise DataError(f"{metric} needs {what}, and {has}", f"Add them as '{usual[0]}'.{folders} {NAME_ONE}")
 
