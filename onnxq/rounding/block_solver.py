@@ -106,8 +106,12 @@ def _solved(
     if quick:
         parts = []
         for start in range(0, n, size):
-            trusted = Trusted.of(_part(judged, start // size))
-            parts.append(search_shortly(rows[:, start : start + size], trusted, bits, block_size))
+            part, some = _part(judged, start // size), rows[:, start : start + size]
+            if not shows_something(part):
+                parts.append(ShortSolution(_by_weight(some, bits, block_size), np.zeros(1), np.zeros(1)))
+                continue
+            trusted = Trusted.of(part)
+            parts.append(search_shortly(some, trusted, bits, block_size))
             if known is not None and size >= n:
                 known.append(trusted)
             del trusted

@@ -112,6 +112,17 @@ def test_h_is_decomposed_once_and_multiplied_five_times(monkeypatch):
     assert counted["fitted"] == ROWS.size
 
 
+def test_columns_of_zeros_have_the_codes_of_the_weights_own_error():
+    """A range of columns may show nothing where others do, as padded features."""
+    moments = LayerMoments(Unfolding(N), 32)
+    for index in range(4):
+        moments.add(floats(16, N, seed=index) * (np.arange(N) < 64))
+    found = solve_blocks(ROWS, moments, 4, 32, quick=True)
+    alone = solve_blocks(ROWS[:, 64:], None, 4, 32)
+    np.testing.assert_array_equal(found.codes.codes[:, 64:], alone.codes.codes)
+    assert found.method == "output error"
+
+
 def test_weights_that_read_the_same_share_a_decomposition(monkeypatch):
     moments, known = measured(), []
     alone = [solve_blocks(ROWS, moments, bits, 32, quick=True).codes.codes for bits in (2, 4)]
