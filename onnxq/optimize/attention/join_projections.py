@@ -110,7 +110,7 @@ def _joined(patch: Patch, products: list[Node]) -> Value:
     first = products[0]
     made: list[Value | None] = [first.inputs[0]]
     for slot in range(CODES, len(first.inputs)):
-        parts = [value for node in products if (value := node.inputs[slot]) is not None]
+        parts = [value for node in products if (value := node.input(slot)) is not None]
         hint = f"{parts[0].name}_joined" if parts else ""
         if not parts:
             made.append(None)

@@ -58,7 +58,7 @@ def _chain(last: Node) -> list[Node] | None:
             return None
         if _is_transpose(before):
             return [before, *chain]
-        if before.op_type not in ("Squeeze", "Unsqueeze") or constant_axes(before, 1) is None:
+        if before.op_type not in ("Squeeze", "Unsqueeze") or constant_axes(before) is None:
             return None
         chain.insert(0, before)
 
@@ -79,7 +79,7 @@ def _followed(chain: list[Node], rank: int) -> list[int | None] | None:
         if node.op_type == "Transpose":
             axes = [axes[axis] for axis in node.attribute("perm")]
             continue
-        stated = constant_axes(node, 1) or []
+        stated = constant_axes(node) or []
         if node.op_type == "Squeeze":
             gone = {axis % len(axes) for axis in stated}
             if any(axes[axis] is NEW for axis in gone):

@@ -49,7 +49,7 @@ def channel_path(conv: Node, until: tuple[str, ...]) -> list[Value]:
             return []
         if reader.op_type in until:
             return path
-        axes = constant_axes(reader, 1) if reader.op_type in ("Squeeze", "Unsqueeze") else None
+        axes = constant_axes(reader) if reader.op_type in ("Squeeze", "Unsqueeze") else None
         if not axes or min(axes) < 2:  # channels are axis 1, and stay that
             return []
         value = reader.outputs[0]

@@ -125,7 +125,7 @@ def _embed_layer_normalization(patch: Patch, node: Node) -> bool:
         return False
     name = node.label
     if positions is None:
-        positions = _positions(patch, ids, 1, name)
+        positions = _positions(patch, ids, name)
     total = patch.op("Gather", words, ids, hint=f"{name}_words", axis=0)
     if segments is not None and kinds is not None:
         total = patch.op("Add", total, patch.op("Gather", kinds, segments, hint=f"{name}_segments", axis=0))
@@ -139,9 +139,9 @@ def _embed_layer_normalization(patch: Patch, node: Node) -> bool:
     return True
 
 
-def _positions(patch: Patch, value: Value, axis: int, name: str) -> Value:
-    """Return 0, 1, 2 … along an axis, int64."""
-    place = patch.constant(np.array(axis, np.int64), f"{name}_axis")
+def _positions(patch: Patch, value: Value, name: str) -> Value:
+    """Return 0, 1, 2 … along the second axis, int64."""
+    place = patch.constant(np.array(1, np.int64), f"{name}_axis")
     length = patch.op("Gather", patch.op("Shape", value, hint=f"{name}_shape"), place, hint=f"{name}_length", axis=0)
     ends = [patch.constant(np.array(each, np.int64), f"{name}_{what}") for each, what in ((0, "first"), (1, "step"))]
     return patch.op("Range", ends[0], length, ends[1], hint=f"{name}_range")
@@ -209,7 +209,7 @@ def _barred(patch: Patch, node: Node, value: Value, mask: Value | None) -> Value
     if rank == 1:
         if value.shape is None or mask.shape != value.shape[:1]:  # it may hold where they begin, too
             return None
-        places = patch.op("Cast", _positions(patch, value, 1, name), hint=f"{name}_places", to=mask.dtype)
+        places = patch.op("Cast", _positions(patch, value, name), hint=f"{name}_places", to=mask.dtype)
         allowed = patch.op("Less", places, _with_axes(patch, mask, [1], name), hint=f"{name}_allowed")
     elif rank in (2, 3):
         allowed = patch.op("Cast", mask, hint=f"{name}_allowed", to=TensorProto.BOOL)
@@ -224,7 +224,7 @@ def _causal(patch: Patch, node: Node, value: Value) -> Value | None:
     if not node.attribute("unidirectional", 0):
         return None
     name = node.label
-    places = _positions(patch, value, 1, name)
+    places = _positions(patch, value, name)
     allowed = patch.op("GreaterOrEqual", _with_axes(patch, places, [1], name), places, hint=f"{name}_earlier")
     return _where(patch, allowed, float(np.finfo(np.float32).min), node)
 

@@ -35,7 +35,7 @@ def mean_to_global_average_pool(model: Model) -> Iterator[Patch]:
 
 
 def _is_over_places(node: Node, value: Value) -> bool:
-    axes = constant_axes(node, 1)
+    axes = constant_axes(node)
     if axes is None or value.dtype != TensorProto.FLOAT or value.shape is None or len(value.shape) != RANK:
         return False
     return {axis % RANK for axis in axes} == {2, 3}

@@ -63,12 +63,12 @@ def same(one: Dim, other: Dim) -> bool:
     return not one.isdisjoint(other)
 
 
-def constant_axes(node: Node, slot: int) -> list[int] | None:
-    """Return axes that are an attribute or a constant input; None where they are absent or computed."""
-    if node.input(slot) is None:
+def constant_axes(node: Node) -> list[int] | None:
+    """Return axes that are an attribute or a constant second input; None where they are absent or computed."""
+    if node.input(1) is None:
         found = node.attribute("axes")
         return None if found is None else [int(axis) for axis in found]
-    stated = node.constant(slot)
+    stated = node.constant(1)
     return None if stated is None else [int(axis) for axis in stated.numpy().reshape(-1)]
 
 
@@ -78,7 +78,7 @@ def reduced_axes(node: Node, rank: int | None) -> tuple[int, ...] | None:
         return None
     if node.op_type.startswith("Global"):
         return tuple(range(2, rank))
-    axes = constant_axes(node, 1)
+    axes = constant_axes(node)
     if axes is None and node.input(1) is not None:
         return None
     if not axes:
@@ -132,7 +132,7 @@ def view(node: Node, traced: AxisLayout, shape: Dims, axes: tuple[int, ...], sha
 
 
 def _unsqueeze(node: Node, traced: AxisLayout, rank: int) -> AxisLayout | None:
-    axes = constant_axes(node, 1)
+    axes = constant_axes(node)
     if axes is None or len(traced.layout) + len(axes) != rank:
         return None
     inserted = {axis % rank for axis in axes}
@@ -141,7 +141,7 @@ def _unsqueeze(node: Node, traced: AxisLayout, rank: int) -> AxisLayout | None:
 
 
 def _squeeze(node: Node, traced: AxisLayout) -> AxisLayout | None:
-    axes = constant_axes(node, 1)
+    axes = constant_axes(node)
     if axes is None:
         return None
     gone = {traced.layout[axis] for axis in axes}

@@ -72,12 +72,12 @@ def _transposed(array: Array, node: Node) -> Array | None:
 
 
 def _unsqueezed(array: Array, node: Node) -> Array | None:
-    axes = constant_axes(node, 1)
+    axes = constant_axes(node)
     return None if not axes else np.expand_dims(array, tuple(axes))
 
 
 def _squeezed(array: Array, node: Node) -> Array | None:
-    axes = constant_axes(node, 1)
+    axes = constant_axes(node)
     narrow = axes is not None and all(-array.ndim <= axis < array.ndim and array.shape[axis] == 1 for axis in axes)
     return array.squeeze(tuple(axes)) if axes and narrow else None
 
