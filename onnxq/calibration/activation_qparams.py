@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnxq.calibration.qparams import QParams, activation_qparams
-from onnxq.calibration.ranges import METHODS, add_headroom, choose_range, extrapolate_range
+from onnxq.calibration.ranges import METHODS, add_headroom, as_float32, choose_range, extrapolate_range
 from onnxq.calibration.shallow_ends import shallow_end
 from onnxq.calibration.stats import TensorStats
 from onnxq.errors import ModelError
@@ -73,7 +73,7 @@ def cover_reach(low: float, high: float, seen: tuple[float, float], reach: Reach
     if below + above == 0.0 or high <= low:
         return low, high
     share = min((MOST_WIDENED - 1.0) * (high - low) / (below + above), 1.0)
-    return low - share * below, high + share * above
+    return as_float32(low - share * below, high + share * above)
 
 
 def array_qparams(array: np.ndarray, scheme: Scheme) -> QParams:

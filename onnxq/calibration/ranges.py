@@ -36,6 +36,7 @@ from onnxq.ops.forms.scheme import RangesSetting
 
 # The default of onnxruntime's and TensorRT's calibrators
 DEFAULT_PERCENTILE = 99.999
+LARGEST = float(np.finfo(np.float32).max)
 # Beyond this many levels a cell is narrower than a bin, and its error is s**2 / 12 by the uniform density
 MOST_CELLS = 1024
 # Weight of a squared clipping error at the outputs, where a rounding error counts 1: see docs/benchmarks/choices.md
@@ -178,8 +179,13 @@ def choose_range(
         if symmetric:
             high = max(-low, high)
             low = -high
-        stats.ranges[wanted] = float(np.float32(low)), float(np.float32(high))
+        stats.ranges[wanted] = as_float32(low, high)
     return stats.ranges[wanted]
+
+
+def as_float32(low: float, high: float) -> tuple[float, float]:
+    """Return a range as float32 holds it; a wider one ends at the largest numbers."""
+    return float(np.float32(max(low, -LARGEST))), float(np.float32(min(high, LARGEST)))
 
 
 def extrapolate_range(stats: TensorStats, low: float, high: float, *, bits: int = 8) -> tuple[float, float]:
@@ -202,7 +208,7 @@ def extrapolate_range(stats: TensorStats, low: float, high: float, *, bits: int 
         return low, high
     below = _end(peaks, peaks.below, -low, high, bits)
     above = _end(peaks, peaks.above, high, -low, bits)
-    return float(np.float32(-below)), float(np.float32(above))
+    return as_float32(-below, above)
 
 
 def add_headroom(stats: TensorStats, low: float, high: float, factor: float) -> tuple[float, float]:
@@ -224,7 +230,7 @@ def add_headroom(stats: TensorStats, low: float, high: float, factor: float) -> 
         (stats[SampleExtremes].below, stats[SampleExtremes].above) if SampleExtremes in stats else (None, None)
     )
     low, high = (end if _alike(peaks) else end * factor for end, peaks in ((low, below), (high, above)))
-    return float(np.float32(low)), float(np.float32(high))
+    return as_float32(low, high)
 
 
 def _alike(sorted_peaks: np.ndarray | None) -> bool:

@@ -153,3 +153,11 @@ def test_of_channels_that_differ_in_number_and_of_many_batches_nothing_is_known(
         many.add(floats(1, 4))
     for unknown in (peaks, other, many, peaks.merge(many), ChannelPeaks.from_arrays(many.arrays())):
         assert unknown.sample_extremes() is None
+
+
+@pytest.mark.parametrize(("ranges", "headroom"), [("minmax", 1.2), ("auto", 1.0), ("output-error", 1.0)])
+def test_a_range_never_goes_beyond_what_float32_holds(ranges, headroom):
+    largest = np.finfo(np.float32).max
+    stats = TensorStats.of(*(np.array([-largest / 2 ** (i % 8), 1], np.float32) for i in range(32)))
+    scale, _ = scheme_qparams(stats, Scheme("static-int8", ranges=ranges, headroom=headroom))
+    assert scale == largest / np.float32(255)
