@@ -10,22 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onnxq.cli.options import (
-    CustomOps,
-    Data,
-    Exclude,
-    ExecutorName,
-    Force,
-    Jobs,
-    Model,
-    Only,
-    RecipeName,
-    SampleLimit,
-    Target,
-    takes_reading,
-    use_runtime,
-)
-from onnxq.data.reading import PLAIN, Reading
+from onnxq.cli.options import ExecutorName, Force, Jobs, Model, takes_options, use_runtime
+from onnxq.pipeline.options import READING, QuantizeOptions
 
 if TYPE_CHECKING:
     from onnxq.calibration.stats import Stats
@@ -56,18 +42,11 @@ ShardCount = Annotated[
 ]
 
 
-@takes_reading
+@takes_options("data", *READING, "recipe", "target", "exclude", "only", "samples", "custom_ops")
 def calibrate(
     model: Model,
     output: StatsFile,
-    data: Data,
-    reading: Reading = PLAIN,
-    recipe: RecipeName = "auto",
-    target: Target = None,
-    exclude: Exclude = [],  # noqa: B006  (typer reads the default and never hands it out)
-    only: Only = [],  # noqa: B006
-    samples: SampleLimit = None,
-    custom_ops: CustomOps = [],  # noqa: B006
+    options: QuantizeOptions = QuantizeOptions(),
     shard: ShardOf = None,
     executor: ExecutorName = None,
     shards: ShardCount = None,
@@ -85,19 +64,17 @@ def calibrate(
 
     part = None if shard is None else Shard(*parse_shard(shard))
     _check_engine(shard, executor, shards)
-    use_runtime(custom_ops, jobs, None)
+    use_runtime(options.custom_ops, jobs, None)
+    asked: dict[str, Any] = {**options.planning(), "recipe": options.recipe, "target": options.target}
     with TerminalObserver() as observer, following(observer):
-        if executor is None:
-            nodes: dict[str, Any] = {"exclude": exclude, "only": only, "target": target}
-            asked = nodes | {"data": data, "reading": reading, "recipe": recipe, "sample_limit": samples}
+        if executor is None or not options.data:
             stats = measured(model, output, **asked, shard=part, force=force, observer=observer)
         else:
             from onnxq.distributed.calibrations import calibrate_on
             from onnxq.distributed.shards import Calibration
 
-            left, kept = tuple(exclude), tuple(only)
-            on = Calibration(model, tuple(data), reading, recipe, target, left, kept, samples)
-            how: dict[str, Any] = {"shards": shards, "processors": jobs or 1, "custom_ops": tuple(custom_ops)}
+            on = Calibration(model, samples=asked.pop("sample_limit", None), **asked)
+            how: dict[str, Any] = {"shards": shards, "processors": jobs or 1, "custom_ops": options.custom_ops}
             stats = calibrate_on(executor, on, output, observer, **how, force=force)
     note(f"{output}: shard {shard} measured" if stats is None else stats_words(output, stats))
 

@@ -12,18 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onnxq.cli.options import (
-    CustomOps,
-    Force,
-    Format,
-    Model,
-    OutputFormat,
-    SampleLimit,
-    declared,
-    takes_reading,
-    use_custom_ops,
-)
-from onnxq.data.reading import PLAIN, Reading
+from onnxq.cli.options import Force, Format, Model, OutputFormat, takes_options, use_custom_ops
+from onnxq.pipeline.options import READING, QuantizeOptions
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -34,20 +24,16 @@ if TYPE_CHECKING:
 
 MOST_LABELS = 8
 LOOK = "look"  # the one kind of work of this command
-GivenData = Annotated[list[str], declared("data")]
 Page = Annotated[
     Path | None,
     typer.Option("--html", metavar="FILE", help="Write the same as an HTML page, with a sheet of the pictures."),
 ]
 
 
-@takes_reading
+@takes_options("data", *READING, "samples", "custom_ops")
 def data(
     model: Model,
-    data: GivenData = [],  # noqa: B006  (typer reads the default and never hands it out)
-    reading: Reading = PLAIN,
-    samples: SampleLimit = None,
-    custom_ops: CustomOps = [],  # noqa: B006
+    options: QuantizeOptions = QuantizeOptions(),
     html: Page = None,
     force: Force = False,
     output_format: OutputFormat = Format.TEXT,
@@ -66,8 +52,8 @@ def data(
     from onnxq.report.write import write_text
     from onnxq.stages.files import open_data
 
-    use_custom_ops(custom_ops)
-    if not data:
+    use_custom_ops(options.custom_ops)
+    if not options.data:
         load(model)  # it may be the data that are given in its place
         raise DataError("no data is given", "Add --data.")
     if html is not None:
@@ -76,9 +62,9 @@ def data(
         observer.step("load")
         read = load(model)
         infer_types(read)
-        given = open_data(read, data, None, samples, reading, passes=1)
+        given = open_data(read, options.data, None, options.samples, options.reading, passes=1)
         assert given is not None
-        given = given if samples is not None else some_of(given)
+        given = given if options.samples is not None else some_of(given)
         observer.step("examine")
         observer.expect([Work("examine", LOOK, 1.0)])
         with working(LOOK) as advance:

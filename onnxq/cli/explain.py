@@ -10,23 +10,8 @@ from typing import Annotated
 
 import typer
 
-from onnxq.cli.options import (
-    CustomOps,
-    Data,
-    Exclude,
-    Format,
-    Model,
-    Only,
-    OutputFormat,
-    RecipeName,
-    SampleLimit,
-    Stats,
-    Target,
-    TimingsFile,
-    takes_reading,
-    use_custom_ops,
-)
-from onnxq.data.reading import PLAIN, Reading
+from onnxq.cli.options import OF_PLANS, PLANNING, Format, Model, OutputFormat, takes_options, use_custom_ops
+from onnxq.pipeline.options import QuantizeOptions
 
 NodeName = Annotated[
     str,
@@ -38,20 +23,11 @@ NodeName = Annotated[
 ]
 
 
-@takes_reading
+@takes_options(*PLANNING, texts=OF_PLANS)
 def explain(
     model: Model,
     node: NodeName,
-    data: Data = [],  # noqa: B006  (typer reads the default and never hands it out)
-    reading: Reading = PLAIN,
-    stats: Stats = None,
-    recipe: RecipeName = "auto",
-    target: Target = None,
-    exclude: Exclude = [],  # noqa: B006
-    only: Only = [],  # noqa: B006
-    samples: SampleLimit = None,
-    timings: TimingsFile = None,
-    custom_ops: CustomOps = [],  # noqa: B006
+    options: QuantizeOptions = QuantizeOptions(),
     output_format: OutputFormat = Format.TEXT,
 ) -> None:
     """Say why single nodes become what they become.
@@ -67,23 +43,11 @@ def explain(
     from onnxq.explanation.explain import explain as explained
     from onnxq.planning.recipe import choose_recipe
     from onnxq.report import SCHEMA, to_json
-    from onnxq.stages.kernel_timing import Timing
 
-    use_custom_ops(custom_ops)
+    use_custom_ops(options.custom_ops)
+    recipe = choose_recipe(options.recipe, target=options.target)
     with TerminalObserver() as observer:
-        found = explained(
-            model,
-            node,
-            choose_recipe(recipe, target=target),
-            data=data,
-            reading=reading,
-            stats=stats,
-            exclude=exclude,
-            only=only,
-            sample_limit=samples,
-            timing=Timing(path=timings),
-            observer=observer,
-        )
+        found = explained(model, node, recipe, **options.planning(), observer=observer)
     if output_format is Format.JSON:
         sys.stdout.write(to_json({"schema": SCHEMA, "model": str(model), "nodes": [one.as_dict() for one in found]}))
         return

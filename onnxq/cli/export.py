@@ -12,19 +12,8 @@ from typing import Annotated
 import typer
 
 from onnxq.cli.completion import conventions
-from onnxq.cli.options import (
-    CustomOps,
-    Data,
-    Force,
-    Format,
-    MetricName,
-    Model,
-    OutputFormat,
-    SampleLimit,
-    takes_reading,
-    use_custom_ops,
-)
-from onnxq.data.reading import PLAIN, Reading
+from onnxq.cli.options import Force, Format, Model, OutputFormat, takes_options, use_custom_ops
+from onnxq.pipeline.options import READING, QuantizeOptions
 
 Ecosystem = Annotated[
     str,
@@ -41,16 +30,12 @@ Folder = Annotated[
 ]
 
 
-@takes_reading
+@takes_options("data", *READING, "samples", "metric", "custom_ops")
 def export(
     model: Model,
     convention: Ecosystem,
     output: Folder,
-    data: Data = [],  # noqa: B006  (typer reads the default and never hands it out)
-    reading: Reading = PLAIN,
-    samples: SampleLimit = None,
-    metric: MetricName = None,
-    custom_ops: CustomOps = [],  # noqa: B006
+    options: QuantizeOptions = QuantizeOptions(),
     output_format: OutputFormat = Format.TEXT,
     force: Force = False,
 ) -> None:
@@ -64,16 +49,16 @@ def export(
     from onnxq.report import SCHEMA, to_json
     from onnxq.text import printable
 
-    use_custom_ops(custom_ops)
+    use_custom_ops(options.custom_ops)
     with TerminalObserver(str(output)) as observer:
         result = export_files(
             model,
             convention,
             output,
-            data=data,
-            reading=reading,
-            sample_limit=samples,
-            metric=metric,
+            data=options.data,
+            reading=options.reading,
+            sample_limit=options.samples,
+            metric=options.metric,
             force=force,
             observer=observer,
         )

@@ -6,9 +6,9 @@ Tests: `tests/cli/test_cli_target.py`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from functools import wraps
+from functools import partial, wraps
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ import typer
 
 from onnxq.cli.completion import metrics, recipes, targets
 from onnxq.errors import OutputError, RecipeError
-from onnxq.pipeline.options import READING, SOURCES, Declaration, QuantizeOptions, declarations, parse_bytes
+from onnxq.pipeline.options import READING, QuantizeOptions, declarations, parse_bytes
 from onnxq.text import counted
 
 WRITTEN = ("output", "report", "html", "timings")  # options of files that a run writes, or folders
@@ -55,53 +55,47 @@ def declared(name: str, text: str | None = None, options: type[QuantizeOptions] 
     )
 
 
-def takes_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that has each option of quantize where the function has one parameter, `options`."""
-    kind: type[QuantizeOptions] = signature(function, eval_str=True).parameters["options"].annotation
-    return _spread(function, "options", declarations(kind), kind, lambda options: options)
+def takes_options(
+    *names: str, texts: Mapping[str, str] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return what gives a command options of quantize where its function has one parameter, `options`.
+
+    Args:
+        names: Of the options; all of them by default.
+        texts: What `--help` says of some, if not what is declared.
+
+    """
+    return partial(_spread, names=names, texts=texts or {})
 
 
-def takes_reading(function: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that has each option about reading data where the function has one parameter, `reading`."""
-    known = {name: one for name, one in declarations().items() if name in READING}
-    return _spread(function, "reading", known, QuantizeOptions, lambda options: options.reading)
-
-
-def _spread(
-    function: Callable[..., None],
-    place: str,
-    known: Mapping[str, Declaration],
-    kind: type[QuantizeOptions],
-    made: Callable[[QuantizeOptions], object],
-) -> Callable[..., None]:
-    """Return a command with declared options in place of one parameter, which is made of them."""
+def _spread(function: Callable[..., None], names: Sequence[str], texts: Mapping[str, str]) -> Callable[..., None]:
     given = signature(function, eval_str=True)
+    kind: type[QuantizeOptions] = given.parameters["options"].annotation
+    known = {name: one for name, one in declarations(kind).items() if name in names or not names}
 
     @wraps(function)
     def run(**arguments: Any) -> None:
         options = kind(**{name: one.parse(arguments.pop(name)) for name, one in known.items()})
-        function(**arguments, **{place: made(options)})
+        function(**arguments, options=options)
 
     parameters: list[Parameter] = []
     for parameter in given.parameters.values():
-        parameters += _parameters(known, kind) if parameter.name == place else [parameter]
+        if parameter.name != "options":
+            parameters.append(parameter)
+            continue
+        parameters += [
+            Parameter(
+                name,
+                Parameter.KEYWORD_ONLY,
+                default=[] if one.many else one.default,
+                annotation=Annotated[one.typed, declared(name, texts.get(name), kind)],
+            )
+            for name, one in known.items()
+        ]
     parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in parameters]
     run.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
     run.__signature__ = given.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
-
-
-def _parameters(known: Mapping[str, Declaration], kind: type[QuantizeOptions]) -> list[Parameter]:
-    """Return the parameters of declared options."""
-    return [
-        Parameter(
-            name,
-            Parameter.POSITIONAL_OR_KEYWORD,
-            default=[] if one.many else one.default,
-            annotation=Annotated[one.typed, declared(name, options=kind)],
-        )
-        for name, one in known.items()
-    ]
 
 
 def refusing_doubles(command: Any) -> Callable[..., list[str]]:
@@ -130,20 +124,9 @@ def refusing_doubles(command: Any) -> Callable[..., list[str]]:
 
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="The float model, an .onnx file.", show_default=False)]
-Data = Annotated[list[str], declared("data")]
-TestData = Annotated[list[str], declared("data", f"Data to run on: {SOURCES}")]
-RecipeName = Annotated[str, declared("recipe")]
-Target = Annotated[str | None, declared("target")]
-Exclude = Annotated[list[str], declared("exclude")]
-Only = Annotated[list[str], declared("only")]
-Stats = Annotated[Path | None, declared("stats")]
-SampleLimit = Annotated[int | None, declared("samples")]
-MetricName = Annotated[str | None, declared("metric")]
-MaxDrop = Annotated[float | None, declared("max_drop")]
-CustomOps = Annotated[list[Path], declared("custom_ops")]
-TimingsFile = Annotated[
-    Path | None, declared("timings", "Kernel times that `quantize --benchmark` has written, to decide by.")
-]
+# Options that decide about a plan, and what `--help` says of those that quantize takes for more
+PLANNING = ("data", *READING, "stats", "recipe", "target", "exclude", "only", "samples", "timings", "custom_ops")
+OF_PLANS = {"timings": "Kernel times that `quantize --benchmark` has written, to decide by."}
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace files that exist already.")]
 OutputFormat = Annotated[Format, typer.Option("--format", help="How to write the result to stdout.")]
 Config = Annotated[

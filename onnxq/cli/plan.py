@@ -11,23 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onnxq.cli.options import (
-    CustomOps,
-    Data,
-    Exclude,
+    OF_PLANS,
+    PLANNING,
     Format,
     Model,
-    Only,
     OutputFormat,
-    RecipeName,
-    SampleLimit,
-    Stats,
-    Target,
-    TimingsFile,
-    takes_reading,
+    takes_options,
     use_custom_ops,
 )
-from onnxq.data.reading import PLAIN, Reading
-from onnxq.pipeline.options import READING, declarations
+from onnxq.pipeline.options import QuantizeOptions, declarations
 from onnxq.text import printable
 
 if TYPE_CHECKING:
@@ -44,19 +36,10 @@ WhyNot = Annotated[
 ]
 
 
-@takes_reading
+@takes_options(*PLANNING, texts=OF_PLANS)
 def plan(
     model: Model,
-    data: Data = [],  # noqa: B006  (typer reads the default and never hands it out)
-    reading: Reading = PLAIN,
-    stats: Stats = None,
-    recipe: RecipeName = "auto",
-    target: Target = None,
-    exclude: Exclude = [],  # noqa: B006
-    only: Only = [],  # noqa: B006
-    samples: SampleLimit = None,
-    timings: TimingsFile = None,
-    custom_ops: CustomOps = [],  # noqa: B006
+    options: QuantizeOptions = QuantizeOptions(),
     sensitivity: Sensitivity = False,
     why_not: WhyNot = None,
     output_format: OutputFormat = Format.TEXT,
@@ -72,30 +55,17 @@ def plan(
     from onnxq.cli.terminal import TerminalObserver, warn
     from onnxq.pipeline.plan import plan as planned
     from onnxq.planning.recipe import choose_recipe
-    from onnxq.stages.kernel_timing import Timing
 
-    use_custom_ops(custom_ops)
+    use_custom_ops(options.custom_ops)
+    recipe = choose_recipe(options.recipe, target=options.target)
     if why_not is not None:
-        reads = {declarations()[name].flag: getattr(reading, name) for name in READING}
-        plans = {"--stats": stats, "--exclude": exclude, "--only": only, "--samples": samples, "--timings": timings}
-        asked = {"--data": data, **reads, **plans, "--sensitivity": sensitivity}
-        given = [name for name, value in asked.items() if value]
-        _answer(model, why_not, choose_recipe(recipe, target=target), given, output_format)
+        known = [declarations()[name] for name in PLANNING if name not in ("recipe", "target", "custom_ops")]
+        given = [one.flag for one in known if getattr(options, one.name) != one.default]
+        given += ["--sensitivity"] if sensitivity else []
+        _answer(model, why_not, recipe, given, output_format)
         return
     with TerminalObserver() as observer:
-        report = planned(
-            model,
-            choose_recipe(recipe, target=target),
-            data=data,
-            reading=reading,
-            stats=stats,
-            exclude=exclude,
-            only=only,
-            sample_limit=samples,
-            timing=Timing(path=timings),
-            sensitivity=sensitivity,
-            observer=observer,
-        )
+        report = planned(model, recipe, **options.planning(), sensitivity=sensitivity, observer=observer)
     write_plan(report, output_format)
     warn(report.warnings)
 

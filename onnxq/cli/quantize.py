@@ -63,7 +63,7 @@ UNREPEATED = ("quiet", "verbose", "output_format")  # which say nothing about th
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Stop after the plan and show it; nothing is written.")]
 
 
-@takes_options
+@takes_options()
 def quantize(
     context: typer.Context,
     model: Model = None,

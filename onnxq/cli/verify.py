@@ -13,19 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onnxq.cli.completion import targets
-from onnxq.cli.options import (
-    Config,
-    CustomOps,
-    Format,
-    MaxDrop,
-    MetricName,
-    OutputFormat,
-    SampleLimit,
-    TestData,
-    takes_reading,
-    use_custom_ops,
-)
-from onnxq.data.reading import PLAIN, Reading
+from onnxq.cli.options import Config, Format, OutputFormat, takes_options, use_custom_ops
+from onnxq.pipeline.options import READING, SOURCES, QuantizeOptions
 from onnxq.text import printable, shell_path
 
 if TYPE_CHECKING:
@@ -107,23 +96,20 @@ MADE_UP = (
 )
 
 
-@takes_reading
+@takes_options(
+    "data", *READING, "metric", "max_drop", "samples", "custom_ops", texts={"data": f"Data to run on: {SOURCES}"}
+)
 def verify(
     context: typer.Context,
-    models: Quantized = [],  # noqa: B006
+    models: Quantized = [],  # noqa: B006  (typer reads the default and never hands it out)
     against: Against = None,
-    data: TestData = [],  # noqa: B006  (typer reads the default and never hands it out)
-    reading: Reading = PLAIN,
-    samples: SampleLimit = None,
+    options: QuantizeOptions = QuantizeOptions(),
     min_sqnr: MinSqnr = None,
     max_abs: MaxAbs = None,
     min_agreement: MinAgreement = None,
     min_cosine: MinCosine = None,
-    metric: MetricName = None,
-    max_drop: MaxDrop = None,
     layers: Layers = None,
     target: FamilyTarget = None,
-    custom_ops: CustomOps = [],  # noqa: B006
     output_format: OutputFormat = Format.TEXT,
     project: OfProject = False,
     config: Config = None,
@@ -145,15 +131,17 @@ def verify(
     from onnxq.cli.terminal import TerminalObserver, warn
     from onnxq.report import SCHEMA, to_json
 
-    use_custom_ops(custom_ops)
+    use_custom_ops(options.custom_ops)
     if project or not models:
         verify_project(context, config, models, output_format)
         return
     model = single(context, models)
     limits = {"min_sqnr": min_sqnr, "max_abs": max_abs, "min_agreement": min_agreement, "min_cosine": min_cosine}
-    asked: dict[str, Any] = {**limits, "metric": metric, "max_drop": max_drop, "layers": layers, "target": target}
+    limits |= {"max_drop": options.max_drop}
+    read = {"data": options.data, "reading": options.reading, "sample_limit": options.samples}
+    asked: dict[str, Any] = {**limits, **read, "metric": options.metric, "layers": layers, "target": target}
     with TerminalObserver() as observer:
-        found = verified(model, against, data=data, reading=reading, sample_limit=samples, observer=observer, **asked)
+        found = verified(model, against, observer=observer, **asked)
     if output_format is Format.JSON:
         sys.stdout.write(to_json({"schema": SCHEMA, **found.as_dict()}))
     elif against is not None:

@@ -299,6 +299,11 @@ class QuantizeOptions:
 
         return Reading(**{name: getattr(self, name) for name in READING})
 
+    def planning(self) -> dict[str, Any]:
+        """Return the keyword arguments of functions that plan, but for the recipe; those of defaults are left out."""
+        kept = ("data", "reading", "stats", "exclude", "only", "sample_limit", "timing")
+        return {name: value for name, value in self.arguments().items() if name in kept}
+
     def arguments(self, *, force: bool = False) -> dict[str, Any]:
         """Return the keyword arguments of `onnxq.quantize` that say the same; those of defaults are left out.
 

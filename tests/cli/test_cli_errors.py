@@ -88,7 +88,7 @@ CASES = {
     "no samples wanted": ("quantize digits_cnn.onnx --samples 0", "invalid value for '--samples'"),
     "unknown format": ("plan digits_cnn.onnx --format yaml", "invalid value for '--format': 'yaml' is not one of"),
     "too many arguments": ("inspect digits_cnn.onnx another.onnx", "another.onnx"),
-    "calibrate without data": ("calibrate digits_cnn.onnx -o s.npz", "missing option '--data'"),
+    "calibrate without data": ("calibrate digits_cnn.onnx -o s.npz", "no data is given"),
 }
 
 

@@ -151,7 +151,7 @@ def seen(arguments: Iterable[str], kind: type[QuantizeOptions] = QuantizeOptions
 
     run.__annotations__["options"] = kind
     app = typer.Typer()
-    app.command()(takes_options(run))
+    app.command()(takes_options()(run))
     result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return found[0]
