@@ -144,6 +144,8 @@ def _refuse_existing(source: Path, folder: Path, names: Sequence[str], *, force:
     read = {source.resolve(), *weight_files(load(source))}
     for name in names:
         path = folder / name
+        if path.is_dir():
+            raise OutputError(f"{path} is a folder", "Move it away, or choose another folder with --output.")
         if path.exists() and path.resolve() in read:
             raise OutputError(f"{path} would be replaced by itself", "Choose another folder with --output.")
         if path.exists() and not force:

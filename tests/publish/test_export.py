@@ -161,6 +161,10 @@ def test_files_that_exist_are_not_replaced_unasked(here: Path) -> None:
         export("m.onnx", "sherpa", "no/where")
     with pytest.raises(OutputError, match="is a file"):
         export("m.onnx", "sherpa", "d.npz")
+    Path("other/m.int8.onnx").mkdir(parents=True)
+    with pytest.raises(OutputError, match=r"m.int8.onnx is a folder"):
+        export("m.onnx", "sherpa", "other", force=True)
+    assert [path.name for path in Path("other").iterdir()] == ["m.int8.onnx"]  # all files are written, or none
     with pytest.raises(RecipeError, match="no file names for 'hugging'"):
         export("m.onnx", "hugging", "out")
 
