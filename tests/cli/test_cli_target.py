@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from onnxq.cli.options import Target
 from onnxq.ir import load
+from onnxq.pipeline.options import declarations
 from onnxq.targets.target import target_names
 
 DATA = ("-d", "digits_calibration.npz", "--samples", 8)
@@ -51,5 +51,4 @@ def test_an_unknown_target_is_refused(cli, folder: Path, command: str) -> None:
 
 
 def test_help_names_every_target() -> None:
-    (option,) = Target.__metadata__  # type: ignore[attr-defined]
-    assert all(name in option.help for name in target_names())
+    assert all(name in declarations()["target"].help for name in target_names())
