@@ -5,7 +5,9 @@ Tests: `tests/data/test_sentences.py`.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from onnxq.data.unread.formats import WEB_PAGE, is_web_page
 from onnxq.errors import DataError
@@ -49,3 +51,12 @@ def read_lines(path: Path) -> list[str]:
 
     """
     return [line.removesuffix("\r") for line in read_text(path).split("\n")]
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read an object of JSON that may tell about a model; a file that is missing, broken or something else is empty."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

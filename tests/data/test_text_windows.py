@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from onnxq.data.reading import PLAIN, ModelFacts, Reading
 from onnxq.data.samples import Samples, input_specs, open_samples
 from onnxq.data.text.windows import MOST, _pieces
 from onnxq.data.validation import InputSpec
+from onnxq.errors import DataError
 from onnxq.ir import infer_types, load
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -73,6 +75,13 @@ def test_lines_of_a_decoder_are_joined(tmp_path: Path) -> None:
 )
 def test_others_keep_their_lines(outputs: tuple[InputSpec, ...], count: int, name: str, tmp_path: Path) -> None:
     assert opened(tmp_path, count, outputs, name=name).count == count
+
+
+@pytest.mark.parametrize(("save", "added"), [(save_decoder_tokenizer, "1 token"), (save_tokenizer, "2 tokens")])
+def test_texts_need_room_beside_marks(save: Callable[[Path], None], added: str, tmp_path: Path) -> None:
+    save(tmp_path)
+    with pytest.raises(DataError, match=rf"adds {added} to each text, and at most 1 leaves no room"):
+        opened(tmp_path, reading=Reading(max_length=1))
 
 
 def test_a_tokenizer_with_marks_on_both_sides_keeps_lines_apart(tmp_path: Path) -> None:

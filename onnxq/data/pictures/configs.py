@@ -21,6 +21,7 @@ from xml.etree import ElementTree
 from onnxq.data.pictures.flat_yaml import read_yaml
 from onnxq.data.pictures.settings import INTERPOLATIONS, PictureSettings, number
 from onnxq.data.reading import ModelFacts
+from onnxq.data.text_file import read_object
 from onnxq.errors import DataError
 
 FILTERS = dict(enumerate(("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")))  # Pillow's numbers
@@ -253,13 +254,8 @@ def of_metadata(metadata: Mapping[str, str]) -> PictureSettings:
 def class_names(facts: ModelFacts) -> list[str]:
     """Return the names of a model's classes in the order of its outputs; empty if they are not known."""
     path = facts.beside("config.json")
-    table: Any = {}
-    if path is not None:
-        try:
-            table = json.loads(path.read_text("utf-8"))
-        except (OSError, ValueError, RecursionError):
-            table = {}
-    named = table.get("id2label") or table.get("label_names") if isinstance(table, dict) else None
+    table = {} if path is None else read_object(path)
+    named = table.get("id2label") or table.get("label_names")
     if named is None:
         named = _literal(facts.metadata.get("names", ""))
     if isinstance(named, Mapping):

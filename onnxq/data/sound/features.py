@@ -34,7 +34,8 @@ FLOOR, KALDI_FLOOR = 1e-10, float(np.finfo(np.float32).eps)  # of energies, belo
 LINEAR, STEP = 1000.0, math.log(6.4) / 27  # of Slaney's scale: linear up to so many Hz, then logarithmic
 
 
-def _whole(text: str) -> int | None:
+def whole(text: str) -> int | None:
+    """Read a whole number above zero; None where it is none."""
     return int(text) if text.isascii() and text.isdecimal() and int(text) > 0 else None
 
 
@@ -44,11 +45,11 @@ def _among(words: Sequence[str]) -> Any:
 
 KEYS: Readers = {
     "features": _among(KINDS),
-    "n_fft": _whole,
-    "frame": _whole,
-    "frames": _whole,
+    "n_fft": whole,
+    "frame": whole,
+    "frames": whole,
     "window": _among(WINDOWS),
-    "n_mels": _whole,
+    "n_mels": whole,
     "mel": _among(MELS),
     "fmin": number,
     "fmax": number,

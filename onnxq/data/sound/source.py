@@ -5,13 +5,11 @@ Tests: `tests/data/test_sound_source.py`.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,8 +24,9 @@ from onnxq.data.recurrent.pairs import find_pairs
 from onnxq.data.sound.decode import Recording, SoundDecoder
 from onnxq.data.sound.features import EXAMPLES as FEATURE_EXAMPLES
 from onnxq.data.sound.features import KEYS as FEATURE_KEYS
-from onnxq.data.sound.features import FeatureLayout, Features, find_layout, read_features, refuse_shape
+from onnxq.data.sound.features import FeatureLayout, Features, find_layout, read_features, refuse_shape, whole
 from onnxq.data.sound.files import Sounds
+from onnxq.data.text_file import read_object
 from onnxq.data.validation import InputSpec
 from onnxq.errors import DataError
 from onnxq.text import as_list, counted, join_words
@@ -43,12 +42,8 @@ LOWEST = 100  # samples a second; a rate below it was meant in kHz
 SHORTEST = 128  # frames of a waveform; a shorter axis holds features
 
 
-def _whole(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdecimal() and int(text) > 0 else None
-
-
 def _rate_in_hz(text: str) -> int | None:
-    rate = _whole(text)
+    rate = whole(text)
     return rate if rate is not None and rate >= LOWEST else None
 
 
@@ -59,8 +54,8 @@ def _above_zero(text: str) -> float | None:
 
 KEYS: Readers = {
     "rate": _rate_in_hz,
-    "length": _whole,
-    "hop": _whole,
+    "length": whole,
+    "hop": whole,
     "scale": _above_zero,
     "value": parse_numbers,
     **FEATURE_KEYS,
@@ -265,7 +260,7 @@ def _rate(recordings: Sequence[Recording], asked: int | None, facts: ModelFacts)
         return asked, "", ""
     for name in CONFIGS:
         path = facts.beside(name)
-        if path is not None and (found := _rate_of(_json(path))) is not None:
+        if path is not None and (found := _rate_of(read_object(path))) is not None:
             return found, name, ""
     found = _rate_of(facts.metadata)
     if found is not None:
@@ -276,15 +271,6 @@ def _rate(recordings: Sequence[Recording], asked: int | None, facts: ModelFacts)
         raise DataError(f"the recordings have several rates: {shown}", "Say the model's: --preprocess rate=16000.")
     rate = next(iter(rates))
     return rate, "", f"no file says the model's rate: {rate} Hz, that of the recordings, is assumed"
-
-
-def _json(path: Path) -> Mapping[str, Any]:
-    """Read a file that may be about something else; one that cannot be read says nothing."""
-    try:
-        found = json.loads(path.read_text("utf-8", "replace"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _rate_of(table: Mapping[str, Any]) -> int | None:

@@ -13,8 +13,9 @@ from typing import Any
 
 from onnxq.data.extras import need
 from onnxq.data.reading import ModelFacts, Reading
-from onnxq.data.text_file import read_text
+from onnxq.data.text_file import read_object, read_text
 from onnxq.errors import DataError
+from onnxq.text import counted
 
 NAME = "tokenizer.json"
 LONGEST = 512  # tokens, by default: calibration on longer texts takes long and tells little more
@@ -83,6 +84,10 @@ class TextTokenizer:
         if len(whole.ids) <= most:
             used = whole
         else:
+            added = len(self._encode([""] * len(row)).ids)
+            if added >= most:
+                told = f"{self.path} adds {counted(added, 'token')} to each text"
+                raise DataError(f"{told}, and at most {most} leaves no room for its own", "Allow more of them.")
             self.encoder.enable_truncation(most)
             used = self._encode(row)
             self.encoder.no_truncation()
@@ -138,7 +143,7 @@ def find_tokenizer(facts: ModelFacts, reading: Reading, label: str) -> TextToken
     limit = (encoder.truncation or {}).get("max_length")
     encoder.no_padding()
     encoder.no_truncation()
-    config, special, model = (_json(path.parent / f"{name}.json") for name in CONFIGS)
+    config, special, model = (read_object(path.parent / f"{name}.json") for name in CONFIGS)
     longest = [limit, *(table.get(key) for table in (config, model) for key in MAX_LENGTHS)]
     known = [int(one) for one in longest if isinstance(one, int | float) and 0 < one < 1e6]
     side = str(config.get("padding_side") or own.get("direction") or "right").lower()
@@ -163,15 +168,6 @@ def _read(path: Path) -> str:
 
 
 CONFIGS = ("tokenizer_config", "special_tokens_map", "config")
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """Read a file that may be there; one that is broken says nothing."""
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _pad_id(encoder: Any, own: dict[str, Any], tables: Sequence[dict[str, Any]]) -> int:

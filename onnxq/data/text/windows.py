@@ -52,9 +52,9 @@ def joined_windows(
     pieces = _pieces([row[0] for row in sentences.rows], MOST * most * CHARACTERS)
     tokens = [tokenizer.encode((piece,), 4 * len(piece) + MARKS)[0].ids[len(marks) :] for piece in pieces]
     total = sum(map(len, tokens))
-    if total < 2 * SHORTEST:
-        return None
     size = (fixed or min(most, max(total // FEWEST, SHORTEST))) - len(marks)
+    if total < 2 * SHORTEST or size < 1:
+        return None
     parts = [ids[start : start + size] for ids in tokens for start in range(0, len(ids), size)]
     whole = [part for part in parts if len(part) == size] or parts[:1]
     every = max(len(whole) / MOST, 1)
