@@ -1,7 +1,7 @@
 """Statistics of each channel of an activation: extremes of its samples, mean and second moment.
 
 The two greatest and the two least values of a channel come from different batches. So the range without the batch that
-set it is known, and by how much that batch would then have been clipped. That estimates the clipping of unseen data.
+set it is known, and by how much that batch would then have been clipped. That estimates the clipping of unseen data
 from one pass (leave one out).
 """
 
