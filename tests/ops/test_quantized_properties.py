@@ -196,3 +196,34 @@ def test_extra_memory_of_products_is_bounded():
     x, w = np.ones((2, 32, 128, 128), np.uint8), np.ones((32, 32, 3, 3), np.int8)
     padded = 32 * 130 * 130 * 4
     assert extra_memory(lambda: ops.conv_integer(x, w, np.uint8(3), pads=[1] * 4)) < (20 << 20) + 2 * padded
+
+
+@pytest.mark.parametrize("kind", ["exact", "saturating"])
+@pytest.mark.parametrize(
+    ("x", "w", "shape"),
+    [
+        ((1, 2, 0, 4), (4, 2, 3, 3), (1, 4, 2, 4)),  # of padding alone
+        ((1, 0, 1, 4), (4, 0, 3, 3), (1, 4, 3, 4)),
+        ((1, 2, 1, 4), (0, 2, 3, 3), (1, 0, 3, 4)),
+        ((0, 2, 1, 4), (4, 2, 3, 3), (0, 4, 3, 4)),
+    ],
+)
+def test_convolutions_of_nothing_have_a_shape(x, w, shape, kind):
+    one, zero = np.float32(1), np.array(0, np.uint8)
+    codes, weight, pads = np.ones(x, np.uint8), np.ones(w, np.int8), (2, 1, 2, 1)
+    with ops.quantized.integer_arithmetic(kind):
+        assert ops.quantized.conv_integer(codes, weight, pads=pads).shape == shape
+        parameters = codes, one, zero, weight, one, np.array(0, np.int8), one, zero
+        assert ops.quantized.q_linear_conv(*parameters, pads=pads).shape == shape
+
+
+def test_an_lstm_and_a_product_of_nothing_have_a_shape():
+    scale, zero = np.ones(1, np.float32), np.zeros(1, np.int8)
+    weights = np.ones((1, 4, 12), np.int8), np.ones((1, 3, 12), np.int8)
+    for steps, batch in ((0, 2), (3, 0)):
+        x = np.zeros((steps, batch, 4), np.float32)
+        absent = [None] * 5
+        y, *_ = ops.quantized.dynamic_quantize_lstm(x, *weights, *absent, scale, zero, scale, zero)
+        assert y.shape == (steps, 1, batch, 3)
+    rows = np.ones((0, 5), np.uint8), np.ones((5, 4), np.int8), np.ones(0, np.uint8)
+    assert ops.quantized.mat_mul_integer(*rows).shape == (0, 4)

@@ -192,15 +192,15 @@ def _function(name: str, alphas: Iterator[float], betas: Iterator[float]) -> Act
 
 
 def _run(x: Array, cell: _Direction, h: Array, c: Array, lengths: Array, backwards: bool) -> tuple[Array, Array, Array]:
-    steps, batch, _ = x.shape
-    y = np.zeros((steps, batch, h.shape[-1]), FLOAT32)
+    (steps, batch, inputs), hidden = x.shape, h.shape[-1]
+    y = np.zeros((steps, batch, hidden), FLOAT32)
     order = np.arange(steps)[:, None] * np.ones(batch, np.int64)
     if backwards:  # each sequence is reversed within its own length
         order = np.where(order < lengths, lengths - 1 - order, order)
     columns = np.arange(batch)
     h, c = h.copy(), c.copy()
     with np.errstate(all="ignore"):
-        gates = dynamic_quantize_mat_mul(x.reshape(steps * batch, -1), *cell.w).reshape(steps, batch, -1)
+        gates = dynamic_quantize_mat_mul(x.reshape(steps * batch, inputs), *cell.w).reshape(steps, batch, 4 * hidden)
         for step in range(int(lengths.max(initial=0))):
             at = order[step]
             next_h, next_c = cell.step(gates[at, columns], h, c)

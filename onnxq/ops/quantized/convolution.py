@@ -148,7 +148,7 @@ def integer_convolution(x: Array, w: Array, xz: Array | None, wz: Array | None, 
 
     """
     per_channel = None if wz is None else wz.reshape(-1, *(1,) * (w.ndim - 1))
-    weight = shifted(w, per_channel).reshape(group, w.shape[0] // group, -1)
+    weight = shifted(w, per_channel).reshape(group, w.shape[0] // group, math.prod(w.shape[1:]))
     depth = EXACT // max(1, magnitude(x, xz) * magnitude(w, wz))
     total = np.zeros((x.shape[0], w.shape[0], *windows.output), INT32)
     if not total.size or not weight.size:

@@ -9,6 +9,8 @@ Tests: `tests/ops/test_quantized_properties.py`.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from onnxq.errors import ModelError
@@ -93,7 +95,7 @@ def _line_parameter(operator: str, name: str, value: Array, shape: tuple[int, ..
         return value.reshape(())
     if len(shape) >= 2:
         matrix = (shape[-2], 1) if rows else (1, shape[-1])
-        if value.ndim == 1 and value.size == max(matrix):
+        if value.ndim == 1 and value.size == math.prod(matrix):
             return value.reshape(matrix)
         if value.shape in (matrix, (*shape[:-2], *matrix)):
             return value

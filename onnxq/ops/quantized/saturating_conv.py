@@ -36,10 +36,10 @@ def subtract_lost_by_input(x: Array, w: Array, xz: Array | None, windows: Window
 
     """
     depthwise = w.shape[1] == 1 and len(w) == group
-    if depthwise or not saturates(x, w) or not total.size:
+    if depthwise or not saturates(x, w) or not total.size or not w.size:
         return
     zero = 0 if xz is None else int(xz)
-    highest = x.max(axis=(0, *range(2, x.ndim))).reshape(group, -1)
+    highest = x.max(axis=(0, *range(2, x.ndim)), initial=0).reshape(group, -1)
     if any((*windows.begin, *windows.end)):
         highest = np.maximum(highest, np.uint8(zero))
     filters = np.moveaxis(w.reshape(group, -1, w.shape[1], math.prod(w.shape[2:])), 1, -1).swapaxes(1, 2)
