@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 
 import numpy as np
 
@@ -31,8 +32,11 @@ from onnxq.warning import WarningLine
 
 FEW = 16  # samples below which ranges are a matter of luck
 FEWEST_SEEN, MOST_SEEN = 500, 1 << 27  # samples, and elements of all: what a look takes of very many
+MANY_ROWS = 100  # of a table of words: those of token types and places may all be 0
+SHORT = 3  # numbers of a sample that may be the same in all
 MANY_EQUAL = 0.25  # share of samples that equal another one
 MOST_RUN, MOST_ELEMENTS = 12, 1 << 21  # samples that are run, and their elements
+LEAST_REPEATED = 4  # samples in which two inputs have to be equal
 MOST_PAIRED = 24  # samples that are run as they are and changed
 MOST_HELD = 1 << 23  # elements of samples that the first convolutions are run on, if there is a doubt
 MOST_COMPARED, SIGNATURE = 512, 256  # samples that are compared with each other, and elements of each
@@ -106,12 +110,13 @@ def examine(
     ]
     if model.residency.quick:
         found += _of_files(given, summaries, found)
-        found += _of_ids(model, summaries)
+        found += _of_ids(model, summaries, few)
         found += _of_random_nodes(model)
         found += noise_warnings(few, summaries)
         slips = list(slip_warnings(few, summaries))
         found += slips
         found += padding_warnings(model, few)
+        found += _of_repeated_inputs(few)
         if not any(warning.code == CODE for warning in slips):
             found += _of_model(model, (few, held, several), summaries, given.decoders)
     found += _of_pictures(given, seen.count, known=any(warning.code == CODE for warning in found))
@@ -146,7 +151,8 @@ class _Seen:
     constant: int = 0
     empty: int = 0
     first: bytes = b""  # digest of the first sample
-    peaks: dict[str, list[tuple[float, int]]] = field(default_factory=dict)  # by input, the two highest and their rows
+    peaks: dict[str, list[tuple[float, list[int]]]] = field(default_factory=dict)  # by input, the two highest, and rows
+    counting: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)  # last row; columns that count
     signatures: list[bytes] = field(default_factory=list)
     values: list[np.ndarray] = field(default_factory=list)
 
@@ -169,6 +175,7 @@ class _Seen:
         arrays = [array for array in sample.values() if array.dtype.kind in "fiub" and array.size]
         self.empty += not any(array.size for array in sample.values())
         self._note_peaks(sample)
+        self._note_counting(sample)
         self.constant += bool(arrays) and all((array == array.flat[0]).all() for array in arrays)
         if len(self.values) < MOST_COMPARED:
             floats = [array for array in arrays if array.dtype.kind == "f"]
@@ -184,15 +191,35 @@ class _Seen:
         for name, array in sample.items():
             if array.dtype.kind == "f" and array.size:
                 peak = float(max(array.max(), -array.min()))
-                self.peaks[name] = sorted([*self.peaks.get(name, []), (peak, self.count - 1)], reverse=True)[:2]
+                known = dict(self.peaks.get(name, []))
+                known[peak] = [*known.get(peak, []), self.count - 1]
+                self.peaks[name] = sorted(known.items(), reverse=True)[:2]
+
+    def _note_counting(self, sample: Mapping[str, np.ndarray]) -> None:
+        """Note which columns of a table rise by 1 from row to row."""
+        for name, array in sample.items():
+            if array.dtype.kind != "f" or array.ndim > 2 or not 2 <= array.size == array.shape[-1]:
+                continue
+            row = array.reshape(-1)
+            last, counts = self.counting.get(name, (row - 1, np.ones(row.shape, bool)))
+            if last.shape == row.shape:
+                self.counting[name] = (row, counts & (row - last == 1))
 
     def odd(self) -> Iterator[WarningLine]:
-        """Yield which sample has values far beyond those of all others."""
+        """Yield which samples have values far beyond those of all others, and which columns number the rows."""
         for name, peaks in self.peaks.items():
             if self.count >= FEW and len(peaks) > 1 and peaks[0][0] > FAR_BEYOND * peaks[1][0] > 0:
-                (most, row), (second, _) = peaks
-                message = f"row {row} of '{name}' reaches {short(most)}, and no other more than {short(second)}"
-                yield WarningLine("odd-sample", message, "Look at it: one wrong sample spoils the ranges of all.")
+                (most, rows), (second, _) = peaks
+                only = len(rows) == 1
+                which = f"row {rows[0]} of '{name}' reaches" if only else f"{len(rows)} rows of '{name}' reach"
+                message = f"{which} {short(most)}, and no other more than {short(second)}"
+                look = "Look at it: one wrong sample spoils the ranges of all."
+                missing = "Look at them: such a number may stand for a missing value."
+                yield WarningLine("odd-sample", message, look if only else missing)
+        for name, (_, counts) in self.counting.items():
+            if self.count >= FEW and counts.any() and not counts.all():
+                message = f"column {int(np.flatnonzero(counts)[0])} of '{name}' rises by 1 from row to row"
+                yield WarningLine("index-column", message, "Leave out a column that numbers the rows of a table.")
 
     def equal(self) -> int:
         """Return how many samples are equal or nearly equal to one before."""
@@ -319,10 +346,31 @@ def _of_values(summaries: Iterable[InputSummary]) -> Iterator[WarningLine]:
             )
 
 
-def _of_ids(model: Model, summaries: Iterable[InputSummary]) -> Iterator[WarningLine]:
+def _of_repeated_inputs(samples: Sequence[Sample]) -> Iterator[WarningLine]:
+    """Say that two inputs hold the same values in all samples, as where one array was given twice."""
+    names = list(samples[0]) if len(samples) >= LEAST_REPEATED else []
+    for first, second in combinations(names, 2):
+        pairs = [(sample[first], sample[second]) for sample in samples]
+        varied = any((one != one.flat[0]).any() for one, _ in pairs if one.dtype.kind in "fiub" and one.size)
+        if varied and all(one.dtype == other.dtype and np.array_equal(one, other) for one, other in pairs):
+            message = f"'{first}' and '{second}' hold the same values in all {len(samples)} samples"
+            yield WarningLine("repeated-input", message, "Check that no array was given for two inputs.")
+
+
+def _is_sequence(samples: Sequence[Sample], name: str) -> bool:
+    """Whether an input holds several numbers a sample; one may tell the language or the speaker, which stays."""
+    return all(sample[name].size > SHORT for sample in samples)
+
+
+def _of_ids(model: Model, summaries: Iterable[InputSummary], samples: Sequence[Sample]) -> Iterator[WarningLine]:
     """Say that numbers of rows of a table are negative: Gather takes them for rows counted from the end."""
     for summary in summaries:
         values = summary.values
+        if values is not None and values.least == values.greatest and summary.type.startswith("int"):
+            rows = table_rows(model, summary.name) if _is_sequence(samples, summary.name) else None
+            if rows is not None and rows >= MANY_ROWS:
+                message = f"every number in '{summary.name}' is {short(values.least)}, in all samples"
+                yield WarningLine("constant-ids", message, "Give real samples: their token ids differ.")
         if values is not None and values.least < 0 and summary.type.startswith("int"):
             rows = table_rows(model, summary.name)
             if rows is not None:

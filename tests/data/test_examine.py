@@ -222,6 +222,53 @@ def test_one_sample_far_beyond_the_others_is_named() -> None:
     assert examine(model(ONE), samples, calibrating=False).warnings == ()
 
 
+TABLE = "main (float[n, 5] x) => (float[n, 5] y) { y = Add(x, x) }"
+
+
+def table(count: int = 20) -> list[dict[str, np.ndarray]]:
+    return [{"x": row[None]} for row in np.random.default_rng(0).normal(size=(count, 5)).astype(np.float32)]
+
+
+def test_a_number_in_place_of_missing_values_is_named() -> None:
+    samples = table(32)
+    assert codes(TABLE, samples) == []
+    for sample in samples[::3]:
+        sample["x"][0, 2] = -999
+    (found,) = [one for one in examine(model(TABLE), samples).warnings if one.code == "odd-sample"]
+    assert found.message.startswith("11 rows of 'x' reach 999, and no other more than ")
+    assert "missing value" in found.remedy
+
+
+def test_a_column_that_numbers_the_rows_is_named() -> None:
+    samples = table()
+    for row, sample in enumerate(samples):
+        sample["x"][0, 0] = row + 5
+    (found,) = examine(model(TABLE), samples).warnings
+    assert str(found).startswith("column 0 of 'x' rises by 1 from row to row (index-column).")
+    samples[7]["x"][0, 0] += 1
+    assert codes(TABLE, samples) == []
+
+
+def test_an_array_that_is_given_for_two_inputs_is_named() -> None:
+    text = "main (float[n, 5] a, float[n, 5] b) => (float[n, 5] y) { y = Add(a, b) }"
+    samples = [{"a": one["x"], "b": one["x"]} for one in table()]
+    assert codes(text, samples) == ["repeated-input"]
+    samples[3]["b"] = samples[3]["a"] + 1
+    assert codes(text, samples) == []
+    assert codes(text, [{"a": one["x"], "b": 0 * one["x"] + 1} for one in table()]) == []
+    assert "repeated-input" not in codes(text, [{"a": 0 * one["x"], "b": 0 * one["x"]} for one in table()])
+
+
+def test_token_ids_that_are_all_the_same_are_named() -> None:
+    text = "main (int64[n, m] ids, float[n, 5] x) => (float[n, m] y, float[n, 5] z) <float[120] table = {TABLE}>"
+    text = f"{text} {{ y = Gather(table, ids) z = Neg(x) }}".replace("{TABLE}", "{" + ", ".join(["0.5"] * 120) + "}")
+    zeros = [{"ids": np.zeros((1, 6), np.int64), **one} for one in table()]
+    assert "constant-ids" in codes(text, zeros)
+    assert "constant-ids" not in codes(text, [{"ids": np.zeros((1, 1), np.int64), **one} for one in table()])
+    zeros[4]["ids"][0, 3] = 1
+    assert "constant-ids" not in codes(text, zeros)
+
+
 def test_a_mask_of_zeros_and_samples_that_do_not_run() -> None:
     ends = "(int64[n, 6] ids, int64[n, 6] attention_mask) => (float[n, 6] y) <float[4] table = {1, 2, 3, 4}>"
     text = f"main {ends} {{ y = Gather(table, ids) z = Neg(attention_mask) }}"

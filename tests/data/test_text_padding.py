@@ -51,3 +51,10 @@ def test_padding_that_the_mask_shows_is_named(turn: int) -> None:
 )
 def test_all_else_is_not(ids: np.ndarray, mask: np.ndarray) -> None:
     assert said(ids, mask) == []
+
+
+def test_text_that_the_mask_hides_is_named() -> None:
+    (found,) = said(ENDED, SHOWN[::-1])
+    assert found.startswith("'attention_mask' hides ")
+    assert "different numbers of 'ids', and padding is one number (hidden-tokens)" in found
+    assert said(np.where(SHOWN > 0, TEXT, RANDOM.integers(0, 3, TEXT.shape)), SHOWN) == []  # three kinds of padding

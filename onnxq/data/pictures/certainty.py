@@ -80,7 +80,8 @@ def certainty_warnings(session: Session, samples: Sequence[Sample], summary: Inp
     if len(samples) < LEAST_SAMPLES or samples[0][summary.name].size > MOST_ELEMENTS:
         return
     given = [_certainties(run_session(session, None, samples[0]))]
-    if not any(given[0]):
+    scores = [place for place, one in enumerate(given[0]) if one is not None and one.chosen is not None]
+    if not any(given[0]) or len(scores) > 1:  # several are places of boxes and points, and no classes
         return
     best: tuple[float, PictureChange] | None = None
     for change in _changes(summary, samples[0][summary.name].shape):

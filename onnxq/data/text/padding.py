@@ -1,4 +1,4 @@
-"""Find padding that no mask hides: the model then reads it as text.
+"""Find masks that do not fit the token ids: padding that they show as text, and text that they hide.
 
 Tests: `tests/data/test_text_padding.py`.
 """
@@ -19,6 +19,8 @@ CODE = "unmasked-padding"
 LEAST_RUN = 3  # equal token ids at the end of a row: texts may end in two of a kind
 FEWEST_ROWS = 4
 SHARE = 0.5  # of all rows
+LEAST_TABLE = 8  # rows of a table of words: those of token types have two
+HIDDEN, MOST_HIDDEN = "hidden-tokens", 3  # different ids that a mask hides: padding is one, or a few
 
 
 def padding_warnings(model: Model, samples: Sequence[Sample]) -> Iterator[WarningLine]:
@@ -32,7 +34,7 @@ def padding_warnings(model: Model, samples: Sequence[Sample]) -> Iterator[Warnin
     if not samples:
         return
     for name, array in samples[0].items():
-        if array.ndim != 2 or array.dtype.kind not in "iu" or table_rows(model, name) is None:
+        if array.ndim != 2 or array.dtype.kind not in "iu" or (table_rows(model, name) or 0) < LEAST_TABLE:
             continue
         for mask in (other for other in samples[0] if other.lower().endswith("mask")):
             pairs = [(sample[name], sample[mask]) for sample in samples]
@@ -42,6 +44,19 @@ def padding_warnings(model: Model, samples: Sequence[Sample]) -> Iterator[Warnin
             if found is not None:
                 message = f"rows of '{name}' are filled up with {found}, and '{mask}' is not 0 there"
                 yield WarningLine(CODE, message, f"Give 0 in '{mask}' where '{name}' is padded, as the tokenizer does.")
+                continue
+            hidden = _hidden(pairs)
+            if hidden > MOST_HIDDEN:
+                message = f"'{mask}' hides {hidden} different numbers of '{name}', and padding is one number"
+                yield WarningLine(HIDDEN, message, "Give 1 where there is text, and the mask that belongs to the row.")
+
+
+def _hidden(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> int:
+    """Return how many different token ids a mask of 0 and 1 hides; 0 where it is no such mask."""
+    if any(shown.size and not ((shown == 0) | (shown == 1)).all() for _, shown in pairs):
+        return 0
+    hidden = [ids[shown == 0] for ids, shown in pairs]
+    return len(np.unique(np.concatenate(hidden)))
 
 
 def _padding(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> int | None:
