@@ -59,7 +59,9 @@ class Segment:
     outputs: list[Value] = field(default_factory=list)
 
 
-def cut_segments(model: Model, budget: int, taps: Sequence[Value] = ()) -> list[Segment]:
+def cut_segments(
+    model: Model, budget: int, taps: Sequence[Value] = (), besides: Mapping[Node, int] | None = None
+) -> list[Segment]:
     """Cut the main graph where few values cross, so that the weights of a segment take about `budget` bytes.
 
     Nodes that read constants alone, such as a Cast of scales, are in each segment that reads what they make. A runtime
@@ -69,6 +71,7 @@ def cut_segments(model: Model, budget: int, taps: Sequence[Value] = ()) -> list[
         model: A model with its types inferred: a cut crosses only values whose element type is known.
         budget: Bytes of weights in a segment; one weight beyond that has a segment for itself.
         taps: Values of the main graph that have to be outputs of their segments.
+        besides: Bytes that nodes take apart from their weights.
 
     """
     graph, wanted = model.graph, {*model.graph.outputs, *taps}
@@ -79,6 +82,8 @@ def cut_segments(model: Model, budget: int, taps: Sequence[Value] = ()) -> list[
     last = {value: index for value, index in _last_readers(needs).items() if value not in alone}
     crossing = _crossing(nodes, last)
     costs = _costs(needs)
+    if besides is not None:
+        costs = [cost + besides.get(node, 0) for node, cost in zip(nodes, costs, strict=True)]
     starts, weight = [0], 0
     for index, cost in enumerate(costs):
         place = _place(crossing, costs, starts[-1], index, weight) if weight and weight + cost > budget else None

@@ -10,46 +10,37 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 from onnxq.data.samples import Samples, input_specs
 from onnxq.data.synthetic import synthetic_samples
-from onnxq.ir import Model, Value
+from onnxq.ir import Model
 from onnxq.lowering.coded_caches import code_caches, with_float_caches
-from onnxq.lowering.rewrite import rewrite
 from onnxq.pipeline.add_metrics import add_metrics
-from onnxq.pipeline.offload import release_pages, spill_moments, spill_weights
-from onnxq.pipeline.plan import plan_report
+from onnxq.pipeline.offload import spill_moments, spill_weights
 from onnxq.pipeline.request import Quantized, Request
 from onnxq.pipeline.schedule import Schedule
+from onnxq.pipeline.settling import Rewritten, also_asked_for, expected_on_others, rewrite_settled, search_nodes
 from onnxq.pipeline.untransformed import copy_before_transforms, stored_untransformed
 from onnxq.progress import expect
-from onnxq.report import Report, activation_records
+from onnxq.report import Report
 from onnxq.report.details import kernels_of, layer_sizes, operator_times
 from onnxq.runtime.fork import in_copy
 from onnxq.runtime.memory import collect_garbage, spared_from_collection
 from onnxq.runtime.session import InMemory
-from onnxq.search.bias_correction import correct_biases
 from onnxq.search.candidates import float_time
-from onnxq.search.cross_validation import CrossValidated, cross_validate
 from onnxq.search.fast_search import ENOUGH as ENOUGH_IF_FAST
 from onnxq.search.fast_search import calibrated, compared, fewest_for_use
 from onnxq.search.held_out import HoldoutSplit
-from onnxq.search.meet_budget import SearchOutcome, bits_by_size, meet_accuracy, settle_codes
-from onnxq.search.sensitivity import also_measured
+from onnxq.search.meet_budget import SearchOutcome, bits_by_size, settle_codes
 from onnxq.search.trials.float_transforms import transform_values
 from onnxq.search.variants import Variants, calibrate_and_round
-from onnxq.search.without_data import settle_without_data
 from onnxq.stages.finish import finalize, with_fast_prompts
-from onnxq.stages.measure import also_in_8bit
 from onnxq.stages.prepared import Prepared
-from onnxq.stages.replan import copy_prepared, exclude_unreached_bodies
 from onnxq.verification.compare import compare
 from onnxq.verification.decoding import watched_perplexity
 from onnxq.verification.families import (
     SaturatingFamilies,
     family_figures,
-    predicted_latencies,
     record_latencies,
     saturation_loss,
 )
@@ -57,7 +48,6 @@ from onnxq.verification.layerwise import with_layers
 from onnxq.verification.user_metric import try_metric
 
 FITTED = ", the ones calibrated on"
-FEWER = "calibrated on {} of {} samples: a fast run takes no more than it has time for"
 RANDOM_SAMPLES = 4  # without data: enough to time a model and to see that it runs
 
 
@@ -85,7 +75,7 @@ def quantize_in_memory(prepared: Prepared, request: Request) -> Quantized:
         choices = fewest_for_use(variants, probe, comparison.worst_sqnr)
     if not choices:
         return result
-    rewritten = _rewrite(variants, SearchOutcome(choices), None, request)
+    rewritten = rewrite_settled(variants, SearchOutcome(choices), None, request)
     return _verified(rewritten, before, probe, request)
 
 
@@ -96,26 +86,7 @@ def _expect(prepared: Prepared, split: HoldoutSplit, request: Request) -> None:
     expect(schedule.work())
 
 
-class _Rewritten(NamedTuple):
-    """A model in quantized forms, not optimised for its target yet.
-
-    Attributes:
-        prepared: The float model with its final plan.
-        model: The rewritten model.
-        report: Of all choices.
-        halves: Figures of cross-validation, if there was one.
-
-    """
-
-    prepared: Prepared
-    model: Model
-    report: Report
-    halves: CrossValidated | None
-
-
-def _choose_and_rewrite(
-    prepared: Prepared, split: HoldoutSplit, request: Request
-) -> tuple[_Rewritten, Variants | None]:
+def _choose_and_rewrite(prepared: Prepared, split: HoldoutSplit, request: Request) -> tuple[Rewritten, Variants | None]:
     """Settle all choices and carry them out; statistics and variants, the largest things in memory, go with this.
 
     A fast run has no second moments. It keeps the rest until the comparison has shown whether to search after all.
@@ -126,33 +97,24 @@ def _choose_and_rewrite(
     prepared, before = _transformed(prepared, split, request)
     spill_weights(prepared.model, split.baseline, request.scratch)
     bits = bits_by_size(prepared.plan.recipe, budget)
-    others = _also_measured(prepared, request)
+    others = also_asked_for(prepared, request)
     variants = calibrate_and_round(
         prepared, split, samples, stats, observer, detailed=request.detailed, others=others, choose_bits=bits
     )
-    outcome = SearchOutcome()
     if stats is None:
         spill_moments(variants.stats, request.scratch)
-    if samples is not None or budget.is_set:
-        observer.step("search")
-        outcome = meet_accuracy(variants, budget)
-        stored = None
-        if before is not None and not variants.planned(outcome.choices).in_integers:
-            stored = stored_untransformed(before)
-        if stored is not None:
-            _expect(stored, split, request)
-            del variants
-            return _choose_and_rewrite(stored, split, request)
-    elif stats is None and not prepared.fast:
-        observer.step("search")
-        outcome = settle_without_data(variants)
+    outcome = search_nodes(variants, request)
+    stored = None
+    if before is not None and not variants.planned(outcome.choices).in_integers:
+        stored = stored_untransformed(before)
+    if stored is not None:
+        _expect(stored, split, request)
+        del variants
+        return _choose_and_rewrite(stored, split, request)
     outcome = settle_codes(variants, budget, outcome)
-    halves = None
-    if samples is not None and stats is None and not prepared.fast:
-        observer.step("cross-validate")
-        halves = cross_validate(variants, outcome.choices)
+    halves = expected_on_others(variants, outcome, request)
     kept = variants if prepared.fast and samples is not None and budget.max_size is None else None
-    return _rewrite(variants, outcome, halves, request), kept
+    return rewrite_settled(variants, outcome, halves, request), kept
 
 
 def _transformed(prepared: Prepared, split: HoldoutSplit, request: Request) -> tuple[Prepared, Prepared | None]:
@@ -165,54 +127,13 @@ def _transformed(prepared: Prepared, split: HoldoutSplit, request: Request) -> t
     return made, before if in_use else None
 
 
-def _with_few_calibrated(report: Report, calibrated_on: int, count: int | None) -> Report:
-    """Say in a report how many samples were calibrated on, where that is not all of them."""
-    if not calibrated_on or count is None or calibrated_on == count:
-        return report
-    note = FEWER.format(calibrated_on, count)
-    return replace(report, calibration_samples=calibrated_on, notes=(*report.notes, note))
-
-
 def _few_to_calibrate(prepared: Prepared, samples: Samples) -> Samples:
     """Return what a fast run calibrates on: all samples, or some from all over them where those would take long."""
     count = samples.count
     return samples if count is None else samples.spread(calibrated(float_time(prepared.plan), count))
 
 
-def _also_measured(prepared: Prepared, request: Request) -> list[Value]:
-    """Return what the search is to ask for beyond the plan, or may ask for in a fast run."""
-    if prepared.fast:
-        return also_in_8bit(prepared.plan)
-    return [] if request.detailed or request.samples is None else also_measured(prepared)
-
-
-def _rewrite(variants: Variants, outcome: SearchOutcome, halves: CrossValidated | None, request: Request) -> _Rewritten:
-    """Carry out the choices; variants are of no use afterwards, unless the run is fast."""
-    observer, samples = request.observer, request.samples
-    prepared, qparams = variants.replan(outcome.choices)
-    if prepared is variants.prepared and prepared.fast:
-        prepared = exclude_unreached_bodies(copy_prepared(prepared), variants.stats)
-        qparams = variants.qparams(prepared)
-    if samples is not None and outcome.correct:
-        observer.step("correct")
-        prepared = correct_biases(prepared, variants, outcome.choices)
-    release_pages(variants.prepared.model)
-    observer.step("rewrite")
-    report = replace(plan_report(prepared), sensitivity=outcome.sensitivity)
-    report = replace(report, latencies=predicted_latencies(prepared.plan))
-    if prepared.fast and samples is not None and request.stats is None:
-        report = _with_few_calibrated(report, variants.stats.samples, samples.count)
-    if request.detailed:
-        report = replace(report, activations=activation_records(prepared.plan, qparams, variants.stats))
-    weights = variants.weights
-    weights.begin_notes()
-    model = rewrite(prepared.model, prepared.plan, qparams, weights)
-    notes = (*report.notes, *outcome.notes, *weights.notes())
-    report = replace(report, notes=notes, weights=weights.chosen(), saturation=weights.cures())
-    return _Rewritten(prepared, model, report, halves)
-
-
-def _verified(rewritten: _Rewritten, before: Model, probe: Samples, request: Request) -> Quantized:
+def _verified(rewritten: Rewritten, before: Model, probe: Samples, request: Request) -> Quantized:
     """Optimise a rewritten model for its target, and compare it with the float model."""
     prepared, model, report, halves = rewritten
     observer, detailed, data = request.observer, request.detailed, request.samples

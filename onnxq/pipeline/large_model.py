@@ -23,6 +23,8 @@ from onnxq.pipeline.add_metrics import add_metrics
 from onnxq.pipeline.offload import release_pages, store_computed
 from onnxq.pipeline.plan import plan_report
 from onnxq.pipeline.request import Quantized, Request
+from onnxq.pipeline.settling import Rewritten, also_asked_for, expected_on_others, rewrite_settled, search_nodes
+from onnxq.pipeline.untransformed import copy_before_transforms, stored_untransformed
 from onnxq.planning.decision import Choices
 from onnxq.progress import Observer
 from onnxq.report import Report, activation_records
@@ -33,10 +35,10 @@ from onnxq.runtime.memory import collect_garbage, trim_heap
 from onnxq.search.budget import RAISE, BudgetCheck
 from onnxq.search.candidates import float_time
 from onnxq.search.held_out import HoldoutSplit
-from onnxq.search.meet_budget import bits_by_size
+from onnxq.search.meet_budget import bits_by_size, settle_codes
 from onnxq.search.mixed_bits import keep_to_loss, mixed_weights, said_bits
 from onnxq.search.trials.rescaling_trial import rescale
-from onnxq.search.variants import GENERATED
+from onnxq.search.variants import GENERATED, calibrate_and_round
 from onnxq.stages.finish import finalize, with_fast_prompts
 from onnxq.stages.measure import choose_qparams, measure
 from onnxq.stages.prepared import Prepared
@@ -49,7 +51,7 @@ SAMPLES = 2  # without data: enough to see that the model runs
 COMPARED = 8  # with data: two models take as long as a quarter of the samples do in rounding
 MOST_SAMPLES, MOST_ELEMENTS = 128, 1 << 22  # that advance layer by layer, and elements of their inputs
 SIMPLER = "a large model: weights were rounded to nearest, latency was not measured"
-UNSCALED = "a large model: weights were rounded to nearest, channels were not rescaled, latency was not measured"
+UNTIMED = "a large model: latency was not measured"
 STAGED = "a large model: channels were not rescaled, latency was not measured"
 
 
@@ -69,8 +71,13 @@ def quantize_large(prepared: Prepared, request: Request) -> Quantized:
     samples, observer = request.samples, request.observer
     if samples is None:
         samples = synthetic_samples(prepared.model, input_specs(prepared.model), SAMPLES)
-    prepared = _rescaled(prepared, before, request)
-    prepared, written, report = _choose_and_rewrite(prepared, baseline, request)
+    halves = None
+    if block_jobs(prepared.plan):
+        prepared, written, report = _choose_blocks(prepared, baseline, request)
+    else:
+        store_computed(before, request.scratch)
+        split = HoldoutSplit(before, samples, float_time(prepared.plan), request.scratch)
+        prepared, written, report, halves = _choose_and_rewrite(prepared, split, request)
     collect_garbage(before)  # plans, runs and sums of the search
     model = with_float_caches(code_caches(written, prepared.caches))
     release_pages(model)  # which passes have read
@@ -85,31 +92,49 @@ def quantize_large(prepared: Prepared, request: Request) -> Quantized:
         observer.step("layers")
         comparison = with_layers(comparison, before, model, probe)
     report = replace(report, comparison=comparison, samples=probe.describe(comparison.samples))
+    if halves is not None and request.samples is not None:
+        count = request.samples.count or halves.samples
+        report = replace(report, cross_validation=halves.expected(comparison, count))
     perplexity = None if watched is None else watched.comparison()
     result = add_metrics(Quantized(model, report), before, baseline, request, perplexity, fast=prepared.fast)
     target, most = prepared.plan.recipe.scheme.target, request.budget.max_size
     return replace(result, model=with_fast_prompts(written, target, most))
 
 
-def _rescaled(prepared: Prepared, before: Model, request: Request) -> Prepared:
-    """Divide channels of outliers, if held-out samples gain; weights that change go to a scratch file."""
-    if request.samples is None or not _may_rescale(prepared, request):
-        return prepared
-    request.observer.step("rescale")
-    store_computed(before, request.scratch)
-    split = HoldoutSplit(before, request.samples, float_time(prepared.plan), request.scratch)
-    prepared = rescale(prepared, split, request.observer)
-    store_computed(prepared.model, request.scratch)
-    return prepared
+def _choose_and_rewrite(prepared: Prepared, split: HoldoutSplit, request: Request) -> Rewritten:
+    """Settle all choices as for a model in memory, by variants that run in segments; statistics go with this."""
+    observer, budget, before = request.observer, request.budget, copy_before_transforms(prepared, request)
+    if not prepared.fast and request.stats is None:
+        observer.step("rescale")
+        prepared = rescale(prepared, split, observer)
+        store_computed(prepared.model, request.scratch)
+    before = before if before is not None and before.transforms != prepared.transforms else None
+    with Spool(request.scratch) as spool:
+        others = also_asked_for(prepared, request)
+        variants = calibrate_and_round(
+            prepared,
+            split,
+            request.samples,
+            request.stats,
+            observer,
+            detailed=request.detailed,
+            others=others,
+            spool=spool,
+        )
+        outcome = search_nodes(variants, request)
+        if before is not None and not variants.planned(outcome.choices).in_integers:
+            stored = stored_untransformed(before)
+            if stored is not None:
+                del variants
+                return _choose_and_rewrite(stored, split, request)
+        outcome = settle_codes(variants, budget, outcome)
+        halves = expected_on_others(variants, outcome, request)
+        made = rewrite_settled(variants, outcome, halves, request)
+        report = replace(made.report, notes=(*made.report.notes, UNTIMED))
+        return made._replace(model=finalize(made.model, made.prepared, spool.keep), report=report)
 
 
-def _may_rescale(prepared: Prepared, request: Request) -> bool:
-    """Whether channels are looked at: not without samples, nor where weights in blocks are rounded layer by layer."""
-    sampled = request.samples is not None and request.stats is None
-    return sampled and not prepared.fast and not block_jobs(prepared.plan)
-
-
-def _choose_and_rewrite(prepared: Prepared, baseline: Model, request: Request) -> tuple[Prepared, Model, Report]:
+def _choose_blocks(prepared: Prepared, baseline: Model, request: Request) -> tuple[Prepared, Model, Report]:
     """Measure, choose codes layer by layer, and rewrite; statistics go with this."""
     given, observer = request.samples, request.observer
     observer.step("calibrate")
@@ -127,8 +152,7 @@ def _choose_and_rewrite(prepared: Prepared, baseline: Model, request: Request) -
         if request.detailed:
             report = replace(report, activations=activation_records(prepared.plan, qparams, measured))
         written = (GENERATED.format(drafted),) if drafted and solutions else ()
-        simpler = SIMPLER if _may_rescale(prepared, request) else UNSCALED
-        notes = (*report.notes, *written, *said_bits(prepared.plan.choices), STAGED if solutions else simpler)
+        notes = (*report.notes, *written, *said_bits(prepared.plan.choices), STAGED if solutions else SIMPLER)
         weights.begin_notes()
         model = finalize(rewrite(prepared.model, prepared.plan, qparams, weights), prepared, spool.keep)
         return prepared, model, replace(report, notes=(*notes, *weights.notes()), saturation=weights.cures())

@@ -39,6 +39,7 @@ IN_WORK = 1 << 30  # bytes that searches take at the same time, however many pro
 WORTH = 1 << 16
 WORTH_FORK = 1 << 27  # work from which on copies of this process share it: about 0.2 s
 STEP = 1 << 16  # multiplications that take as long as a step to the next column
+TOGETHER = 16 << 20  # bytes of a large weight whose codes are chosen at a time, in float64
 COPIES = 8  # of H, damped, ordered and decomposed, that a search holds
 K = TypeVar("K", bound=Hashable)
 RoundingResult = tuple[np.ndarray, np.ndarray]  # codes, and scales that broadcast against them
@@ -174,6 +175,31 @@ def solve_all(jobs: Mapping[K, RoundingJob], *, threads: int | None = None) -> d
                 advance(len(chosen), len(jobs))
     trim_heap(max((job.bytes for job in jobs.values()), default=0))
     return {key: chosen[key] for key in jobs}
+
+
+def solve_in_parts(job: RoundingJob) -> RoundedWeight:
+    """Choose codes for a large weight, some channels at a time: each has a scale of its own.
+
+    Args:
+        job: What to do; no least scale is asked for.
+
+    """
+    weight, axes = (job.rows.weight, job.rows.axes) if isinstance(job.rows, WeightRows) else (job.rows, (1,))
+    kept = [axis for axis in range(weight.ndim) if axis not in axes]
+    groups = 1 if job.moments is None else job.moments.unfolding.groups
+    if weight.nbytes <= TOGETHER or len(kept) != 1 or groups > 1:
+        return solve_all({"": job}, threads=1)[""]
+    count = weight.shape[kept[0]]
+    height = max(count * TOGETHER // weight.nbytes, 1)
+    found = []
+    for start in range(0, count, height):
+        part = (*[slice(None)] * kept[0], slice(start, start + height))
+        found.append(solve_all({"": replace(job, rows=WeightRows(weight[part], axes))}, threads=1)[""])
+        release_array(weight)
+    best = max(found, key=lambda one: one.gain)
+    method = next((one.method for one in found if one.method != "nearest"), best.method)
+    codes, scales = (np.concatenate(arrays) for arrays in ([o.codes for o in found], [o.scales for o in found]))
+    return replace(best, codes=codes, scales=scales, method=method)
 
 
 def _solve_in_copies(jobs: Mapping[K, RoundingJob]) -> dict[K, RoundedWeight]:

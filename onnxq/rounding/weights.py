@@ -24,7 +24,7 @@ from onnxq.ops.forms.scheme import Scheme
 from onnxq.planning.planner import Plan, node_key
 from onnxq.rounding.block_solver import BlockSolution, solve_blocks
 from onnxq.rounding.gptq import RoundedWeight
-from onnxq.rounding.jobs import RoundingJob, RoundingResult, WeightRows, solve, solve_all
+from onnxq.rounding.jobs import RoundingJob, RoundingResult, WeightRows, solve, solve_all, solve_in_parts
 from onnxq.rounding.round_to_nearest import nearest_codes, nearest_rows
 from onnxq.rounding.saturation_cures import SaturationCure, merged, pair_cure, seven_bits
 from onnxq.rounding.saturation_limits import (
@@ -114,6 +114,7 @@ class Weights:
             jobs = rounding_jobs(plan, qparams or {}, stats or Stats(), layers or MeasuredLayers([]))
             self._jobs = {key: replace(job, quick=quick) for key, job in jobs.items()}
         self._rounded: dict[WeightKey, RoundedWeight] = {}
+        self._summaries: list[RoundingSummary] = []  # of weights whose second moments are gone
         self._without_limits: dict[WeightKey, WeightKey] = {}  # the first of those that differ in limits alone
         self._take(solve_all(self._jobs) if self._jobs else {})
         self._known: dict[WeightKey, RoundingResult] = {}
@@ -128,7 +129,7 @@ class Weights:
     @property
     def fitted(self) -> bool:
         """Whether any codes were chosen by the layers' inputs."""
-        return bool(self._jobs)
+        return bool(self._jobs or self._summaries)
 
     def settle(self) -> bool:
         """Choose codes for kernels with other limits than those they were chosen for; tells whether there are any.
@@ -173,6 +174,22 @@ class Weights:
             self._known.pop(key, None)
         if jobs:
             self._above_floors.clear()
+
+    def choose(self, plan: Plan, qparams: Mapping[Value, QParams], stats: Stats, layers: MeasuredLayers) -> None:
+        """Choose codes for some of the layers, of which this keeps no second moments.
+
+        Args:
+            plan: The decisions for these layers.
+            qparams: Scale and zero point of activations.
+            stats: What was measured of what the layers read.
+            layers: What was measured of layers.
+
+        """
+        for key, job in rounding_jobs(plan, qparams, stats, layers).items():
+            found = solve_in_parts(job)
+            self._summaries.append(chosen_weight(job, found))
+            self._take({key: replace(found, codes=self.keep(found.codes))})
+            key[0].release()
 
     def prepare(self, plan: Plan) -> None:
         """Choose the codes that a plan asks for with other limits than before, several weights at a time.
@@ -321,6 +338,7 @@ class Weights:
             codes, scales = rows.restore(*_nearest(plain, floor, coding, pairs))
         else:
             codes, scales = rows.restore(rounded.codes, rounded.scales)
+            release_array(rounded.codes)
         weight.elements.release()
         return self.keep(codes), scales
 
@@ -330,6 +348,8 @@ class Weights:
         None without such codes, or if they do not fit and their second moments are gone.
         """
         rounded, job, coding = self._rounded.get(chosen), self._jobs.get(chosen), key[1]
+        if rounded is not None and self._summaries and chosen != key and not _looser(coding, chosen[1]):
+            return None  # it has other limits
         low = rounded is not None and floor is not None and bool((rounded.scales < floor).any())
         if rounded is None or (job is None and (low or coding.bits != chosen[1].bits)):
             return None
@@ -387,7 +407,7 @@ class Weights:
 
     def chosen(self) -> tuple[RoundingSummary, ...]:
         """Tell how the codes were chosen of every weight that had a choice."""
-        found = [chosen_weight(job, self._rounded[key]) for key, job in self._jobs.items()]
+        found = [*self._summaries, *(chosen_weight(job, self._rounded[key]) for key, job in self._jobs.items())]
         for key, readers in self._block_readers.items():
             columns = WeightRows(key[0].view(), key[1].axes).shape[1]
             found.append(chosen_blocks(tuple(readers), key[1].bits, self._solutions[key], columns))

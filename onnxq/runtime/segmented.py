@@ -12,14 +12,15 @@ all of them take little memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import onnx
 import onnxruntime as ort
 
-from onnxq.ir import DeferredTensor, Model, Value, infer_types
+from onnxq.ir import DeferredTensor, Model, Node, Value, infer_types
 from onnxq.ir.segment import Segment, cut_segments, encode_segment
 from onnxq.runtime.memory import trim_heap
 from onnxq.runtime.ort_session import SessionError, Settings, load_native
@@ -100,6 +101,7 @@ class StreamedSession:
         model: The model; it must not change as long as the session is in use.
         settings: How the sessions of its segments are made.
         taps: Values of the main graph that `run` can give besides the outputs.
+        besides: Bytes that the caller takes for nodes of a segment, apart from their weights.
 
     Raises:
         SessionError: onnxruntime cannot load a segment.
@@ -107,11 +109,17 @@ class StreamedSession:
 
     """
 
-    def __init__(self, model: Model, settings: Settings, taps: Sequence[Value] = ()) -> None:
+    def __init__(
+        self,
+        model: Model,
+        settings: Settings,
+        taps: Sequence[Value] = (),
+        besides: Mapping[Node, int] | None = None,
+    ) -> None:
         infer_types(model)
         self._model, self._settings = model, settings
         packs = any(node.op_type == PACKING for node in model.graph.nodes)
-        segments = cut_segments(model, min(PACKED, SEGMENT) if packs else SEGMENT, taps)
+        segments = cut_segments(model, min(PACKED, SEGMENT) if packs else SEGMENT, taps, besides)
         folds = settings.optimize != "none"
         self._parts = [_Part(segment, _can_pack(segment, folds=folds)) for segment in segments if segment.outputs]
         self._listed = [value.name for value in model.graph.outputs]
@@ -148,6 +156,43 @@ class StreamedSession:
             for name in part.dead:
                 values.pop(name, None)
         return [self._given(name, values) for name in wanted]
+
+    def run_together(
+        self,
+        samples: Iterable[Mapping[str, Any]],
+        keep: Callable[[np.ndarray], np.ndarray],
+        look: Callable[[Sequence[Node], Mapping[str, Any]], None],
+    ) -> Iterator[Sequence[Node]]:
+        """Advance all samples through one segment after another, and pause behind each.
+
+        Args:
+            samples: The samples, all of which are in memory.
+            keep: Puts what a segment leaves for others out of memory.
+            look: Shown the nodes of a segment, and the inputs and outputs of it for a sample.
+
+        Yields:
+            The nodes of the segment that all samples have gone through.
+
+        """
+        states = [dict(sample) for sample in samples]
+        left = [{value.name for part in self._parts[at + 1 :] for value in part.segment.inputs} for at in self._places]
+        for part, wanted in zip(self._parts, left, strict=True):
+            names = [value.name for value in part.segment.outputs]
+            opened = part.opened or self._load(part)
+            for state in states:
+                inputs = {value.name: state[value.name] for value in part.segment.inputs}
+                made = dict(zip(names, opened.session.run(names, inputs), strict=True))
+                look(part.segment.nodes, {**inputs, **made})
+                state.update((name, keep(array)) for name, array in made.items() if name in wanted)
+                for name in state.keys() - wanted:
+                    del state[name]
+            del opened
+            part.release()
+            yield part.segment.nodes
+
+    @property
+    def _places(self) -> range:
+        return range(len(self._parts))
 
     def _given(self, name: str, values: Mapping[str, Any]) -> Any:
         tensor = self._model.graph.values[name].tensor

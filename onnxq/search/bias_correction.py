@@ -39,6 +39,7 @@ Shifts = Mapping[str, np.ndarray]  # what to add to a bias, by the first output 
 
 CORRECTED = "corrected biases of {} nodes by their mean output error"
 MOST_BYTES = 1 << 29  # of the tensors of all samples together: they are in memory at the same time, in both models
+STREAMED_BYTES = 1 << 27  # of those of large models
 
 
 @dataclass(frozen=True)
@@ -126,14 +127,18 @@ def shifts(variants: Variants, choices: Choices, quantized: Model, samples: Samp
     prepared, _ = variants.replan(choices)
     found = {place.given: place for place in bias_sites(prepared.plan, quantized)}
     both = Evaluator(prepared.model.copy(), wide=True), Evaluator(quantized, wide=True)
-    feeds = paired_samples(both, samples, prepared.plan.costs.shapes)
+    most = STREAMED_BYTES if variants.split.streamed else MOST_BYTES
+    feeds = paired_samples(both, samples, prepared.plan.costs.shapes, most)
     reference, result = both
     with arithmetic(), ahead_in_copy(partial(_expected_means, reference, feeds, list(found.values()))) as expected:
         return _Corrected(result, feeds, found, expected).run()
 
 
 def paired_samples(
-    both: Sequence[Evaluator], samples: Samples, shapes: Mapping[str, tuple[int, ...]] | None = None
+    both: Sequence[Evaluator],
+    samples: Samples,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    most: int | None = None,
 ) -> list[Sample]:
     """Take as many samples as fit into memory together, judged by the first of them; one at least.
 
@@ -143,12 +148,13 @@ def paired_samples(
         both: The float model and the quantized one, which will run side by side.
         samples: Where to take them from.
         shapes: Of values whose sizes the float model leaves open, for one of the samples.
+        most: Bytes of the tensors of all of them, `MOST_BYTES` by default.
 
     """
     first = next(iter(samples))
     sizes = TensorBytes(both[0].model, first, shapes or {})
     taken = sum(_peak_bytes(evaluator, first, sizes) for evaluator in both)
-    share = MOST_BYTES / max(taken, 1)  # how many of this size
+    share = (most or MOST_BYTES) / max(taken, 1)  # how many of this size
     return few_samples(samples, TRIAL_SAMPLES, share * sum(array.size for array in first.values()))
 
 

@@ -128,12 +128,13 @@ class BudgetCheck:
         baseline: The float model.
         samples: What models are judged on.
         budget: What they may lose.
+        scratch: For large models; see `SqnrEvaluator`.
 
     """
 
-    def __init__(self, baseline: Model, samples: Samples, budget: Budget) -> None:
+    def __init__(self, baseline: Model, samples: Samples, budget: Budget, scratch: Path | None = None) -> None:
         self._budget = budget
-        self._judge = SqnrEvaluator(baseline, samples) if budget.min_sqnr is not None else None
+        self._judge = SqnrEvaluator(baseline, samples, scratch=scratch) if budget.min_sqnr is not None else None
         self._metric: MetricJudge | None = None
         if budget.metric is not None and budget.max_drop is not None:
             self._metric = MetricJudge(budget.metric, baseline, samples)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from onnxq.data.samples import Sample
 from onnxq.ir import Model, Value
+from onnxq.ir.storage.scratch_file import Spool
 from onnxq.runtime.memory import resident_bytes
 from onnxq.runtime.session import InMemory, InSegments, Session, open_session, run_session
 from onnxq.runtime.workers import run_in_order
@@ -46,7 +48,7 @@ class FloatOutputs:
     Args:
         baseline: The float model, which must not change.
         names: The tensors.
-        streamed: Whether the model runs in segments, one sample after another.
+        scratch: For a large model, which runs in segments, one sample after another: a folder for its outputs.
 
     Attributes:
         room: How many bytes of outputs are kept.
@@ -54,9 +56,10 @@ class FloatOutputs:
 
     """
 
-    def __init__(self, baseline: Model, names: list[str], *, streamed: bool = False) -> None:
-        self._baseline, self._names, self._streamed = baseline, names, streamed
-        self.room = STREAMED_BYTES if streamed else KEPT_BYTES
+    def __init__(self, baseline: Model, names: list[str], scratch: Path | None = None) -> None:
+        self._baseline, self._names, self._streamed = baseline, names, scratch is not None
+        self._scratch = scratch
+        self.room = STREAMED_BYTES if self._streamed else KEPT_BYTES
         self._known: dict[SampleKey, Computed] = {}
         self._kept, self._lock = 0, Lock()
         self._session: Session | None = None
@@ -107,7 +110,13 @@ class FloatOutputs:
         if known is not None:
             return known
         found = run_session(self._open(), self._names, sample)
-        return Computed(sample, dict(zip(self._names, found, strict=True)))
+        return Computed(sample, {name: self._kept_apart(array) for name, array in zip(self._names, found, strict=True)})
+
+    def _kept_apart(self, array: Any) -> Any:
+        if self._scratch is None or not isinstance(array, np.ndarray):
+            return array
+        with Spool(self._scratch) as spool:
+            return spool.keep(array)
 
 
 def _key(sample: Sample) -> SampleKey:

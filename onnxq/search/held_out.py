@@ -6,11 +6,13 @@ Tests: `tests/search/test_held_out.py`, which tests `search/sqnr_evaluator.py` a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
 from onnxq.data.samples import Sample, Samples, few_samples, spread_samples, wrap_samples
 from onnxq.ir import Model
+from onnxq.ir.storage.scratch_file import Spool
 from onnxq.search.float_outputs import FloatOutputs
 from onnxq.search.sqnr_evaluator import SqnrEvaluator
 from onnxq.search.trials.channel_trial import ChannelTrial
@@ -40,13 +42,14 @@ class HoldoutSplit:
     Attributes:
         room: How many times as many samples as usual there is time for, `MORE` at most.
         searched: How many samples variants are ranked on.
+        scratch: The folder; None for a model in memory.
 
     """
 
     def __init__(self, baseline: Model, samples: Samples, run_time: float = 0.0, scratch: Path | None = None) -> None:
         self.baseline = baseline
         self.samples = samples
-        self._scratch = scratch
+        self.scratch = scratch
         self._known: FloatOutputs | None = None
         self._channel_trials: dict[int, ChannelTrial] = {}
         self.room = LONG_RUN / max(run_time, LONG_RUN / MORE)
@@ -61,7 +64,21 @@ class HoldoutSplit:
     @property
     def shareable(self) -> bool:
         """Whether a copy of this process may judge variants, and read samples, at the same time."""
-        return self.samples.shareable
+        return self.samples.shareable and not self.streamed
+
+    @property
+    def streamed(self) -> bool:
+        """Whether variants run in segments, one after another, because they are large."""
+        return self.scratch is not None
+
+    @contextmanager
+    def spool(self) -> Iterator[Spool | None]:
+        """Open a file for codes of variants, which are gone with them; None where they stay in memory."""
+        if self.scratch is None:
+            yield None
+            return
+        with Spool(self.scratch) as spool:
+            yield spool
 
     @cached_property
     def _few(self) -> dict[int, Sample]:
@@ -131,7 +148,7 @@ class HoldoutSplit:
 
     def evaluator(self, samples: Samples) -> SqnrEvaluator:
         """Return what judges variants on some samples; those that were run before are not run again."""
-        made = SqnrEvaluator(self.baseline, samples, self._known, streamed=self._scratch is not None)
+        made = SqnrEvaluator(self.baseline, samples, self._known, self.scratch)
         self._known = made.known
         return made
 
@@ -203,5 +220,5 @@ class HoldoutSplit:
         """Return what a half of the samples shows of a model's channels, measured once; ValueError as for `judge`."""
         known = self._channel_trials.get(half)
         if known is None or known.model is not prepared.model:
-            known = self._channel_trials[half] = ChannelTrial(prepared, self.half(half), self._scratch)
+            known = self._channel_trials[half] = ChannelTrial(prepared, self.half(half), self.scratch)
         return known

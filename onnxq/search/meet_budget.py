@@ -91,7 +91,7 @@ def settle_codes(variants: Variants, budget: Budget, outcome: SearchOutcome) -> 
         return outcome
     choices = meet_size_limit(variants, outcome.choices, budget.max_size, budget.data_file)
     if budget.max_drop is not None and choices != outcome.choices:
-        meets = BudgetCheck(variants.baseline, variants.samples, budget)
+        meets = _check(variants, budget)
         if not meets(variants.model(choices)):
             raise CheckFailed(f"no choice of nodes that is small enough meets the budget: {meets.last}", RAISE)
     correct = fits_corrected(variants, choices, budget.max_size, budget.data_file)
@@ -112,7 +112,7 @@ def meet_accuracy(variants: Variants, budget: Budget) -> SearchOutcome:
     nodes = weighted_decisions(variants.prepared.plan)
     if variants.prepared.fast or not any(searchable(variants.prepared.plan, decision) for decision in nodes):
         if budget.max_drop is not None:  # an SQNR is held against the budget at the end
-            meets = BudgetCheck(variants.baseline, variants.samples, budget)
+            meets = _check(variants, budget)
             if not meets(variants.model({})):
                 raise CheckFailed(f"the recipe leaves no node open, and misses the budget: {meets.last}", RAISE)
         return SearchOutcome()
@@ -120,7 +120,7 @@ def meet_accuracy(variants: Variants, budget: Budget) -> SearchOutcome:
     ranked = find_candidates(variants.prepared.plan, contributions, variants.prepared.model.opset)
     found = cheap_wins(variants, ranked if is_priced(variants.prepared.plan) else [])  # no price, no trade
     if budget.is_accuracy:
-        meets = BudgetCheck(variants.baseline, variants.samples, budget)
+        meets = _check(variants, budget)
         if not meets(variants.model(found.choices)):
             found = _more_accurate(variants, ranked, meets, found)
         if not found.met:
@@ -135,12 +135,17 @@ def meet_accuracy(variants: Variants, budget: Budget) -> SearchOutcome:
     return SearchOutcome(stored_unless_worthwhile(variants, found.choices), contributions)
 
 
+def _check(variants: Variants, budget: Budget) -> BudgetCheck:
+    """Return what tells whether variants meet a budget."""
+    return BudgetCheck(variants.baseline, variants.samples, budget, variants.split.scratch)
+
+
 def _settle_bits(variants: Variants, budget: Budget) -> SearchOutcome:
     """Find 8 bits for as many weights as the budget needs; those that a size has settled stay."""
     plan = variants.prepared.plan
     if not budget.is_accuracy:
         return SearchOutcome(plan.choices)
-    meets = BudgetCheck(variants.baseline, variants.samples, budget)
+    meets = _check(variants, budget)
     if budget.max_size is not None or plan.recipe.scheme.mean_bits:
         choices = plan.choices if meets(variants.model(plan.choices)) else None
     else:

@@ -68,7 +68,13 @@ def choose_ranges(prepared: Prepared, split: HoldoutSplit) -> RangeChoice:
         `MIN_MAX` where no other way gains much, or nothing has to be gained.
 
     """
-    variants, weights = [with_ranges(prepared, way) for way in CANDIDATES], Weights(exact=True)
+    with split.spool() as spool:
+        return _choose_ranges(prepared, split, Weights(exact=True, spool=spool))
+
+
+def _choose_ranges(prepared: Prepared, split: HoldoutSplit, weights: Weights) -> RangeChoice:
+    """Do so with codes that all variants share."""
+    variants = [with_ranges(prepared, way) for way in CANDIDATES]
     folds, coarser = list(_folds(variants[-1], split)), dict[int, float]()
 
     def judged(fold: int, candidates: Sequence[int]) -> list[float]:

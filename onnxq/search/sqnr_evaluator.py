@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -22,6 +23,7 @@ from onnxq.data.samples import Sample, Samples
 from onnxq.errors import DataError, ModelError
 from onnxq.ir import Model
 from onnxq.ir.segment import Segment, cut_changed
+from onnxq.ir.storage.shelf import release_array
 from onnxq.ops.kernels.attention import MASKED
 from onnxq.progress import tried, working
 from onnxq.runtime.fork import can_fork, run_forked
@@ -76,12 +78,12 @@ class SqnrEvaluator:
         baseline: The float model.
         samples: What to run; fewer where their outputs are large.
         known: Of an evaluator of the same model: what it knows of samples, which is added to.
-        streamed: Whether models run in segments, one after another, because they are large.
+        scratch: For large models, which run in segments, one after another: a folder for the float model's outputs.
 
     """
 
     def __init__(
-        self, baseline: Model, samples: Samples, known: FloatOutputs | None = None, *, streamed: bool = False
+        self, baseline: Model, samples: Samples, known: FloatOutputs | None = None, scratch: Path | None = None
     ) -> None:
         self._selection = find_selection(baseline)
         self._scores = scores(baseline, self._selection.read)
@@ -92,8 +94,8 @@ class SqnrEvaluator:
         measured = [*self._measured, *(value.name for value in self._scores.values())]
         names = list(dict.fromkeys([*measured, *self._selection.picked]))
         self._expected: list[_Expected] = []
-        self._streamed = streamed
-        self.known = FloatOutputs(baseline, names, streamed=streamed) if known is None else known
+        self._streamed = scratch is not None
+        self.known = FloatOutputs(baseline, names, scratch) if known is None else known
         with working("judge") as advance:
             self._run_float(samples, measured, advance)
         self._bytes = self.known.bytes  # about what a variant takes to be judged
@@ -147,7 +149,7 @@ class SqnrEvaluator:
             shapes: Of values whose sizes it leaves open.
 
         """
-        if self._selection or not model.is_typed:
+        if self._streamed or self._selection or not model.is_typed:
             return None
         try:
             return FloatTensors(model, [expected.sample for expected in self._expected], shapes)
@@ -292,6 +294,8 @@ class SqnrEvaluator:
             if name is not None:
                 pair = (self._relative(place, array) for array in (expected.arrays[place], got[name]))
                 parts[place].add(*pair)
+                if self._streamed and isinstance(expected.arrays[place], np.ndarray):
+                    release_array(expected.arrays[place])
         return parts
 
     def _in_order(self, run: Callable[[_Item], _Result], items: Iterable[_Item]) -> Generator[_Result, None, None]:

@@ -23,11 +23,14 @@ from onnxq.calibration.stats import Stats
 from onnxq.data.generated_text import generated_text
 from onnxq.data.samples import Samples, spread_samples
 from onnxq.ir import Model, Node, Value
+from onnxq.ir.storage.scratch_file import Spool
 from onnxq.lowering.rewrite import rewrite
 from onnxq.planning.planner import Choices, Plan
 from onnxq.progress import Observer, Silent, judged
+from onnxq.rounding.block_solver import BlockSolution
+from onnxq.rounding.by_segments import moments_by_segments
 from onnxq.rounding.layer_by_layer import block_jobs, can_step, round_layer_by_layer, round_on_moments
-from onnxq.rounding.weights import Weights
+from onnxq.rounding.weights import WeightKey, Weights
 from onnxq.runtime.fork import in_copy
 from onnxq.runtime.memory import collect_garbage
 from onnxq.search.float_outputs import FloatTensors
@@ -42,6 +45,7 @@ from onnxq.stages.measure import (
     is_measured,
     layers_needing_moments,
     measure,
+    rounded_by_moments,
     settled_kinds,
 )
 from onnxq.stages.prepared import Prepared
@@ -198,6 +202,7 @@ def calibrate_and_round(
     detailed: bool = False,
     others: Sequence[Value] = (),
     choose_bits: ChooseBits | None = None,
+    spool: Spool | None = None,
 ) -> Variants:
     """Calibrate, and choose the codes of all weights.
 
@@ -210,6 +215,7 @@ def calibrate_and_round(
         detailed: Whether statistics are for a report as well.
         others: What is measured besides, for plans of the search.
         choose_bits: Plans the bits of weights in blocks, by samples and statistics.
+        spool: Where codes are kept if variants run in segments; such codes are to nearest.
 
     """
     tried = HoldoutChoice()
@@ -220,7 +226,7 @@ def calibrate_and_round(
     observer.step("calibrate")
     texts = _texts(prepared, samples) if stats is None else []
     staged = bool(texts) and can_step(prepared.model, block_jobs(prepared.plan))
-    layers = layers_needing_moments(prepared.plan, blocks=not staged)
+    layers = layers_needing_moments(prepared.plan, blocks=not staged) if spool is None else MeasuredLayers(())
     collect_garbage(prepared.model)
     prepared = with_ranges(prepared, tried.ranges)
     settled = not detailed and not prepared.fast
@@ -232,12 +238,8 @@ def calibrate_and_round(
         observer.step("bits")
         prepared = choose_bits(prepared, texts, measured)
     observer.step("round")
-    jobs, solutions = block_jobs(prepared.plan), {}
-    if jobs and staged:
-        solutions = round_layer_by_layer(prepared.model, jobs, texts, checkpoint=prepared.open_checkpoint(texts))
-    elif jobs:
-        solutions = round_on_moments(jobs, layers, measured)
-    if samples is None and jobs and staged:
+    solutions = _block_solutions(prepared, texts if staged else (), layers, measured)
+    if samples is None and solutions and staged:
         prepared = replace(prepared, notes=(*prepared.notes, GENERATED.format(len(texts))))
     plan, remark = prepared.plan, ""
     if not tried.rounding and samples is not None:
@@ -245,8 +247,37 @@ def calibrate_and_round(
         plan = _narrowed(plan, layers.inputs.keys() - doubtful)
         remark = TO_NEAREST.format(_of_layers(len(doubtful)) if plan.decisions else "the weights")
     qparams = choose_qparams(prepared.plan, measured)
-    weights = Weights(plan, qparams, measured, layers, solutions=solutions, remark=remark)
+    if spool is None:
+        weights = Weights(plan, qparams, measured, layers, solutions=solutions, remark=remark)
+    else:
+        weights = _rounded_by_segments(prepared, qparams, samples, spool)
     return Variants(prepared, measured, weights, split, tried.half, detailed=detailed)
+
+
+def _block_solutions(
+    prepared: Prepared, texts: Sequence[Mapping[str, np.ndarray]], layers: MeasuredLayers, measured: Stats
+) -> dict[WeightKey, BlockSolution]:
+    """Choose codes of weights in blocks: layer by layer on texts, or on second moments where there are none."""
+    jobs = block_jobs(prepared.plan)
+    if not jobs or not texts:
+        return round_on_moments(jobs, layers, measured) if jobs else {}
+    return round_layer_by_layer(prepared.model, jobs, texts, checkpoint=prepared.open_checkpoint(texts))
+
+
+def _rounded_by_segments(
+    prepared: Prepared, qparams: Mapping[Value, QParams], samples: Samples | None, spool: Spool
+) -> Weights:
+    """Choose codes on the inputs of each layer, those of a segment at a time; on assumed ones without samples."""
+    weights, plan = Weights(spool=spool), prepared.plan
+    if samples is None:
+        weights.choose(plan, qparams, Stats(), MeasuredLayers(()))
+        return weights
+    if prepared.fast:
+        return weights
+    taken = list(spread_samples(samples, SEQUENTIAL, MOST_ELEMENTS).values())
+    for nodes, layers, stats in moments_by_segments(prepared.model, rounded_by_moments(plan), taken, spool):
+        weights.choose(_narrowed(plan, nodes), qparams, stats, layers)
+    return weights
 
 
 def _texts(prepared: Prepared, given: Samples | None) -> Sequence[Mapping[str, np.ndarray]]:
@@ -283,7 +314,7 @@ def choose_by_holdout(prepared: Prepared, split: HoldoutSplit) -> HoldoutChoice:
     opened = not prepared.fast and "auto" in prepared.plan.range_methods
     if split.halves is None:
         return HoldoutChoice()
-    surely = not layers_in_doubt(prepared.plan, split.samples.count).inputs
+    surely = split.streamed or not layers_in_doubt(prepared.plan, split.samples.count).inputs
     copies = split.shareable and opened and not surely  # else one of the two takes no time
     with in_copy(partial(choose_ranges, prepared, split), copies=copies, kind="ranges") as ranges:
         rounding, half = (True, None) if surely else _codes_serve_others(prepared, split)

@@ -23,7 +23,7 @@ from onnxq.calibration.stats import StatisticFactory, Stats, range_kinds
 from onnxq.calibration.stats_file import load_stats
 from onnxq.calibration.thinning import Thinning
 from onnxq.data.samples import Samples
-from onnxq.ir import Value
+from onnxq.ir import Node, Value
 from onnxq.ops.forms.scheme import Scheme
 from onnxq.planning.logit_reach import Reach, least_reach
 from onnxq.planning.planner import Plan
@@ -47,15 +47,20 @@ def layers_needing_moments(plan: Plan, *, blocks: bool = True, trial: bool = Fal
         trial: Whether codes are chosen for a trial, with H in smaller blocks.
 
     """
+    nodes = rounded_by_moments(plan, blocks=blocks)
+    weights = {value: value.constant.nbytes for node in nodes for value in node.reads if value.constant}
+    widest = TRIAL_COLUMNS if trial else WIDEST
+    return MeasuredLayers(nodes if sum(weights.values()) <= MOST_WEIGHT_BYTES else (), widest=widest)
+
+
+def rounded_by_moments(plan: Plan, *, blocks: bool = True) -> list[Node]:
+    """Return the nodes whose weights are rounded by what they read, where that is measured."""
     rounded = [
         d
         for d in plan.decisions
         if d.settings and d.settings.rounding == "output-error" and d.settings.weight_bits <= 8
     ]
-    nodes = [d.node for d in rounded if d.settings and (blocks or not d.settings.zero_points)]
-    weights = {value: value.constant.nbytes for node in nodes for value in node.reads if value.constant}
-    widest = TRIAL_COLUMNS if trial else WIDEST
-    return MeasuredLayers(nodes if sum(weights.values()) <= MOST_WEIGHT_BYTES else (), widest=widest)
+    return [d.node for d in rounded if d.settings and (blocks or not d.settings.zero_points)]
 
 
 def measure(

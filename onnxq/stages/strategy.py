@@ -19,7 +19,7 @@ class Strategy(Enum):
 
     Attributes:
         IN_MEMORY: Every step; variants are judged on samples.
-        STREAMED: Weights stay in their files; nothing that needs several copies of the model is tried.
+        STREAMED: Weights stay in their files. Variants run in segments, and layers keep their form.
         NOT_RUN: It is planned and rewritten, and never run: onnxruntime lacks one of its operators here.
 
     """

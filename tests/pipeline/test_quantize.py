@@ -13,8 +13,8 @@ import pytest
 from helpers import build, node, recipe_of
 
 import onnxq
-import onnxq.pipeline.in_memory
 import onnxq.pipeline.quantize
+import onnxq.pipeline.settling
 from onnxq.errors import CheckFailed, DataError, InvalidResult, ModelError, NothingToQuantize, OutputError
 from onnxq.pipeline.quantize import default_output, quantize
 from onnxq.progress import Silent
@@ -93,8 +93,8 @@ def test_a_broken_result_is_never_written(tmp_path: Path, monkeypatch: pytest.Mo
         rewritten.opsets[""] = 999
         return rewritten
 
-    original = onnxq.pipeline.in_memory.rewrite
-    monkeypatch.setattr(onnxq.pipeline.in_memory, "rewrite", broken)
+    original = onnxq.pipeline.settling.rewrite
+    monkeypatch.setattr(onnxq.pipeline.settling, "rewrite", broken)
     old = tmp_path / "out.onnx"
     old.write_bytes(b"the old one")
     with pytest.raises(InvalidResult):

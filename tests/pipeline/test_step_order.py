@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxq.pipeline import in_memory, quantize
+from onnxq.pipeline import in_memory, quantize, settling
 from onnxq.search import variants
 from onnxq.search.trials import float_transforms
 from onnxq.stages import prepare as preparation
@@ -23,10 +23,10 @@ PLACES = {
     "rescale": (float_transforms, "rescale"),
     "calibrate": (variants, "measure"),
     "round": (variants, "Weights"),
-    "search": (in_memory, "meet_accuracy"),
-    "cross-validate": (in_memory, "cross_validate"),
-    "correct biases": (in_memory, "correct_biases"),
-    "rewrite": (in_memory, "rewrite"),
+    "search": (settling, "meet_accuracy"),
+    "cross-validate": (settling, "cross_validate"),
+    "correct biases": (settling, "correct_biases"),
+    "rewrite": (settling, "rewrite"),
     "optimize": (in_memory, "finalize"),
     "verify": (in_memory, "compare"),
     "save": (quantize, "save"),

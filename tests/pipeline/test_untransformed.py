@@ -10,7 +10,7 @@ import pytest
 from helpers import build, floats, node
 
 from onnxq import quantize
-from onnxq.pipeline import in_memory
+from onnxq.pipeline import in_memory, settling
 from onnxq.pipeline.untransformed import SAID
 from onnxq.planning.decision import Override, Plan, node_key
 from onnxq.report import Report
@@ -34,7 +34,7 @@ def quantized(folder: Path, monkeypatch: pytest.MonkeyPatch, *, transforms: int,
     monkeypatch.setattr(
         in_memory, "transform_values", lambda prepared, *given: replace(prepared, transforms=transforms)
     )
-    monkeypatch.setattr(in_memory, "meet_accuracy", search)
+    monkeypatch.setattr(settling, "meet_accuracy", search)
     samples = [{"x": floats(1, 64, 16, 16, seed=seed)} for seed in range(2)]
     report = quantize(folder / "m.onnx", output=folder / "q.onnx", samples=samples)
     assert plans[0].in_integers

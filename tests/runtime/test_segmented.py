@@ -200,8 +200,8 @@ def test_bodies_shared_weights_and_passing_inputs(tiny):
 
 
 @pytest.mark.parametrize("recipe", ["dynamic-int8", "static-int8", "weight-int8"])
-@pytest.mark.parametrize("external", [False, True])
-def test_a_large_model_gives_the_bytes_of_a_small_one(recipe, external, tmp_path, tiny, monkeypatch):
+@pytest.mark.parametrize(("external", "rounding"), [(False, "nearest"), (True, "nearest"), (True, "output-error")])
+def test_a_large_model_gives_the_bytes_of_a_small_one(recipe, external, rounding, tmp_path, tiny, monkeypatch):
     # Sums are exact: onnxruntime calibrates large models in float32, the evaluator small ones in float64
     save(parse(blocks(2, 0.25).SerializeToString()), tmp_path / "m.onnx", external_data=external)
     monkeypatch.setattr("onnxq.ir.storage.files.EXTERNAL_MINIMUM", 64)
@@ -211,8 +211,8 @@ def test_a_large_model_gives_the_bytes_of_a_small_one(recipe, external, tmp_path
         monkeypatch.setattr(residency, "LARGE", limit)
         chosen = tmp_path / "r.toml"
         chosen.write_text(
-            f'name = "r"\ndescription = "r"\nscheme = "{recipe}"\nranges = "minmax"\nrounding = "nearest"\n'
-            "smoothing = false\n",  # nothing is tried on a large model
+            f'name = "r"\ndescription = "r"\nscheme = "{recipe}"\nranges = "minmax"\nrounding = "{rounding}"\n'
+            "smoothing = false\n",
             encoding="utf-8",
         )
         out = tmp_path / f"{name}.onnx"

@@ -19,7 +19,7 @@ from onnxq.data.samples import input_specs, wrap_samples
 from onnxq.errors import DataError
 from onnxq.ir import Model, load
 from onnxq.lowering.rewrite import rewrite
-from onnxq.pipeline import in_memory
+from onnxq.pipeline import in_memory, settling
 from onnxq.pipeline.quantize import quantize
 from onnxq.planning.recipe import load_recipe
 from onnxq.progress import Silent
@@ -148,7 +148,7 @@ def test_what_nodes_need_that_are_quantized_alone_is_measured_with_all_else(tmp_
 
         monkeypatch.setattr(module, "calibrate_in_parts", keep)
     seen: list[int] = []
-    monkeypatch.setattr(in_memory, "meet_accuracy", lambda *given: seen.append(len(passes)) or meet_accuracy(*given))
+    monkeypatch.setattr(settling, "meet_accuracy", lambda *given: seen.append(len(passes)) or meet_accuracy(*given))
     given = [{"x": floats(1, 3, 24, 24, seed=i)} for i in range(SAMPLES)]
     quantize(tmp_path / "m.onnx", load_recipe("auto").setting(ranges="minmax"), samples=given, force=True)
     assert "a0" in passes[seen[0] - 1]
