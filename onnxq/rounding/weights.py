@@ -176,7 +176,7 @@ class Weights:
             self._above_floors.clear()
 
     def choose(self, plan: Plan, qparams: Mapping[Value, QParams], stats: Stats, layers: MeasuredLayers) -> None:
-        """Choose codes for some of the layers, of which this keeps no second moments.
+        """Choose codes for some of the layers by a short search; this keeps no second moments of theirs.
 
         Args:
             plan: The decisions for these layers.
@@ -186,7 +186,7 @@ class Weights:
 
         """
         for key, job in rounding_jobs(plan, qparams, stats, layers).items():
-            found = solve_in_parts(job)
+            found = solve_in_parts(replace(job, quick=True))
             self._summaries.append(chosen_weight(job, found))
             self._take({key: replace(found, codes=self.keep(found.codes))})
             key[0].release()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from onnxq.ir.storage import residency
 from onnxq.pipeline import quantize as pipeline
 from onnxq.planning.recipe import in_blocks
 from onnxq.rounding import weights
+from onnxq.rounding.jobs import solve_in_parts
 from onnxq.runtime import segmented, session
 from onnxq.runtime.session import SessionError, open_session
 from onnxq.verification.compare import check_wellformed, compare
@@ -206,6 +208,8 @@ def test_a_large_model_gives_the_bytes_of_a_small_one(recipe, external, rounding
     save(parse(blocks(2, 0.25).SerializeToString()), tmp_path / "m.onnx", external_data=external)
     monkeypatch.setattr("onnxq.ir.storage.files.EXTERNAL_MINIMUM", 64)
     samples = [{"x": on_grid(floats(4, 16, seed=seed), 0.25)} for seed in range(4)]
+    # The search for codes of a large model is shorter
+    monkeypatch.setattr(weights, "solve_in_parts", lambda job: solve_in_parts(replace(job, quick=False)))
     reports = {}
     for limit, name in ((0, "large"), (1 << 30, "small")):
         monkeypatch.setattr(residency, "LARGE", limit)

@@ -169,11 +169,15 @@ def test_accuracy_and_size_that_exclude_each_other_are_refused(model, tmp_path):
     assert not (tmp_path / "q.onnx").exists()
 
 
-def test_what_is_not_searched_is_checked(model, tmp_path, monkeypatch):
+def test_a_large_model_is_searched_for_a_size_unless_its_weights_are_in_blocks(model, tmp_path, monkeypatch):
     monkeypatch.setattr(residency, "LARGE", 0)
-    with pytest.raises(CheckFailed, match=r"it would have [\d,]+ bytes, 20,000 are allowed"):
-        quantize(model, output=tmp_path / "q.onnx", budget=Budget(max_size=20_000))
-    assert not (tmp_path / "q.onnx").exists()
+    output = tmp_path / "q.onnx"
+    for recipe, refused in (("auto", "the smallest file that is possible has"), ("weight-int4", "it would have")):
+        with pytest.raises(CheckFailed, match=rf"{refused} [\d,]+ bytes, 20,000 are allowed"):
+            quantize(model, recipe, output=output, budget=Budget(max_size=20_000))
+        assert not output.exists()
+    quantize(model, output=output, samples=samples(), budget=Budget(max_size=49_000))
+    assert output.stat().st_size <= 49_000
 
 
 @pytest.mark.parametrize(("text", "size"), [("10MB", 10_000_000), ("1.5 kB", 1500), ("2048", 2048), ("1 KiB", 1024)])
