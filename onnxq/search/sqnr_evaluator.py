@@ -346,6 +346,8 @@ class SqnrEvaluator:
         if axes is None or not array.size:
             return array
         over = tuple(range(array.ndim)[slice(*axes)])
+        if axes == (0, None) and array.size == 1:  # nothing would be left of it
+            return array
         array = array.astype(np.promote_types(array.dtype, np.float32), copy=False)  # float16 holds no sums
         kept = np.abs(array) < MASKED
         if kept.all():

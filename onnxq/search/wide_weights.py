@@ -67,7 +67,9 @@ def widen_stored_weights(variants: Variants, choices: Choices, contributions: Se
         chosen = _worth_most(dict.fromkeys(costs, 1.0), costs, _room(variants, taken, LARGEST_FILE), enough=None)
         return {**choices, **{key: Override("weight-int12", UNSEEN, SETTINGS) for key in chosen}}
     few = _overfitted(variants)
-    if few and not variants.samples.made_up and before < math.inf:
+    if variants.samples.made_up:
+        before = min(before, _of_undecided_cases(variants, made_so_far))
+    elif few and before < math.inf:
         before -= _lost_on_others(variants, choices, made_so_far)
     useless = before < LITTLE_USE
     rooms = [_room(variants, taken, most) for most in (LARGER_FILES if useless else (LARGEST_FILE,))]
@@ -147,6 +149,15 @@ def _lost_on_others(variants: Variants, choices: Choices, fitted: Model) -> floa
     judge = variants.split.evaluator(judging)
     lost = judge.sqnr(fitted) - judge.sqnr(half)
     return 2 / 3 * max(lost, 0.0) if math.isfinite(lost) else 0.0
+
+
+def _of_undecided_cases(variants: Variants, model: Model) -> float:
+    """Return the dB that probabilities in between would have: numbers at random are clear cases of nothing.
+
+    An error that is small in relation to their large scores may be large in relation to those of undecided cases.
+    """
+    errors = variants.judge.score_errors(model).values()
+    return min((10 * math.log10(one.signal / one.noise) for one in errors if one.noise > 0), default=math.inf)
 
 
 def _worth_most(

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from helpers import build, floats, node
+from onnx import numpy_helper
 from test_wide_weights import schemes, some, steep_network
 
 from onnxq import quantize
@@ -55,6 +56,30 @@ def test_probabilities_of_random_numbers_do_not_count_and_their_scores_do_withou
     infer_types(model)
     judge = HoldoutSplit(model, random_samples(input_specs(model), 4)).ranking_evaluator
     assert 19 < judge.sqnr(other) < 21  # a tenth of the scores, whatever their mean
+
+
+def test_a_single_score_keeps_its_mean_for_nothing_else_would_be_left(tmp_path: Path) -> None:
+    weights = {"w": floats(8, 1, seed=1), "b": np.full(1, -40, np.float32)}
+    nodes = [node("MatMul", "x w", "m"), node("Add", "m b", "s"), node("Sigmoid", "s", "y")]
+    onnx.save(build(nodes, {"x": [1, 8]}, ["y"], weights), tmp_path / "m.onnx")
+    onnx.save(build(nodes, {"x": [1, 8]}, ["y"], {**weights, "w": weights["w"] * 1.1}), tmp_path / "q.onnx")
+    model, other = load(tmp_path / "m.onnx"), load(tmp_path / "q.onnx")
+    infer_types(model)
+    judge = HoldoutSplit(model, random_samples(input_specs(model), 4)).ranking_evaluator
+    assert 30 < judge.sqnr(other) < 80
+
+
+def test_scores_of_random_numbers_are_as_exact_as_undecided_cases_need(tmp_path: Path) -> None:
+    """Scores of -1000 are 50 dB from float, and a probability of a half would be 15 dB from it."""
+    proto = onnx.load(steep_network(tmp_path))
+    proto.graph.node[-1].output[0] = "m5"
+    proto.graph.node.extend([node("Add", "m5 b", "s"), node("Sigmoid", "s", "y")])
+    weights = {"w5": floats(96, 1, seed=5, scale=0.35), "b": np.full(1, -1000, np.float32)}
+    kept = [tensor for tensor in proto.graph.initializer if tensor.name not in weights]
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend([*kept, *(numpy_helper.from_array(array, name) for name, array in weights.items())])
+    onnx.save(proto, tmp_path / "m.onnx")
+    assert "weight-int12" in schemes(quantize(tmp_path / "m.onnx", output=tmp_path / "q.onnx"))
 
 
 def test_nodes_quantized_alone_keep_their_settings(tmp_path: Path) -> None:
