@@ -18,6 +18,7 @@ from onnxq.data.first_layers import replaced, varied
 from onnxq.data.input_summary import InputSummary
 from onnxq.data.normalization import CODE, remedy
 from onnxq.data.pictures.certainty import certainty_warnings, only_pictures
+from onnxq.data.text.expected_tokens import token_warnings
 from onnxq.data.validation import Sample
 from onnxq.errors import OnnxqError
 from onnxq.ir import Model
@@ -59,7 +60,7 @@ def output_warnings(
         session = open_session(InMemory(model))
     except (OnnxqError, SessionError):
         return
-    found = list(_of_outputs(session, samples, summaries, files))
+    found = list(_of_outputs(model, session, samples, summaries, files))
     yield from found
     pictures = only_pictures(held, summaries)
     if not found and pictures is not None:
@@ -70,7 +71,11 @@ def output_warnings(
 
 
 def _of_outputs(
-    session: Session, samples: Sequence[Sample], summaries: Mapping[str, InputSummary], files: Collection[str]
+    model: Model,
+    session: Session,
+    samples: Sequence[Sample],
+    summaries: Mapping[str, InputSummary],
+    files: Collection[str],
 ) -> Iterator[WarningLine]:
     """Yield what the outputs of the samples as they are say."""
     try:
@@ -84,6 +89,7 @@ def _of_outputs(
         remedy = _multiples(session, samples) or unlike
         yield WarningLine("not-run", f"onnxruntime cannot run the model on these samples: {error}", remedy)
         return
+    yield from token_warnings(model, samples, columns)
     try:
         unsure = [name for name in summaries if varied(samples, name)]
         one = summaries[unsure[0]] if len(unsure) == 1 else None

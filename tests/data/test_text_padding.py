@@ -58,3 +58,5 @@ def test_text_that_the_mask_hides_is_named() -> None:
     assert found.startswith("'attention_mask' hides ")
     assert "different numbers of 'ids', and padding is one number (hidden-tokens)" in found
     assert said(np.where(SHOWN > 0, TEXT, RANDOM.integers(0, 3, TEXT.shape)), SHOWN) == []  # three kinds of padding
+    assert said(ENDED, np.zeros_like(SHOWN)) == []  # told by another warning
+    assert "hidden-tokens" not in " ".join(said(ENDED, 1 - SHOWN))  # a mask of padding

@@ -55,8 +55,8 @@ def _hidden(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> int:
     """Return how many different token ids a mask of 0 and 1 hides; 0 where it is no such mask."""
     if any(shown.size and not ((shown == 0) | (shown == 1)).all() for _, shown in pairs):
         return 0
-    hidden = [ids[shown == 0] for ids, shown in pairs]
-    return len(np.unique(np.concatenate(hidden)))
+    hidden, seen = (np.unique(np.concatenate([ids[shown == kind] for ids, shown in pairs])) for kind in (0, 1))
+    return len(hidden) if len(seen) > MOST_HIDDEN else 0  # a mask of padding holds 1 there, or 0 everywhere
 
 
 def _padding(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> int | None:
