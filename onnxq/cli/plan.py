@@ -51,7 +51,7 @@ def plan(
 
     Whether data or statistics are given decides between static and dynamic. They are opened, but not read through.
     """
-    from onnxq.cli.tables import write_plan
+    from onnxq.cli.tables import write_report
     from onnxq.cli.terminal import TerminalObserver, warn
     from onnxq.pipeline.plan import plan as planned
     from onnxq.planning.recipe import choose_recipe
@@ -66,7 +66,7 @@ def plan(
         return
     with TerminalObserver() as observer:
         report = planned(model, recipe, **options.planning(), sensitivity=sensitivity, observer=observer)
-    write_plan(report, output_format)
+    write_report(report, output_format, planned=True)
     warn(report.warnings)
 
 

@@ -68,25 +68,12 @@ def refuse_options(context: typer.Context, allowed: Collection[str]) -> None:
         )
 
 
-def refuse_executor(context: typer.Context) -> None:
-    """Refuse --executor with a MODEL, which is built here."""
+def refuse_beside_model(context: typer.Context, name: str, use: str, hint: str) -> None:
+    """Refuse an option that is about a project, whose use this says, where a MODEL is named."""
     from onnxq.errors import ProjectError
 
-    if was_given(context, "executor"):
-        raise ProjectError(
-            "--executor builds the models of a project, but one MODEL is named",
-            "Leave it out, or measure on it with `onnxq calibrate --executor`.",
-        )
-
-
-def refuse_config(context: typer.Context) -> None:
-    """Refuse --config with a MODEL, which is verified without the project file."""
-    from onnxq.errors import ProjectError
-
-    if was_given(context, "config"):
-        raise ProjectError(
-            "--config is about the models of a project, but one MODEL is named", "Leave one of them out."
-        )
+    if was_given(context, name):
+        raise ProjectError(f"--{name} {use}, but one MODEL is named", hint)
 
 
 def _worded(warning: WarningLine) -> WarningLine:

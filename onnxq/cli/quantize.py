@@ -88,11 +88,12 @@ def quantize(
     models of the project are built that are out of date.
     """
     from onnxq.cli.details.project_entry import entry_of
-    from onnxq.cli.project import build_project, refuse_executor
+    from onnxq.cli.project import build_project, refuse_beside_model
 
     if model is None:
         return build_project(context, config, output_format, force=force, jobs=jobs, memory=memory, executor=executor)
-    refuse_executor(context)
+    hint = "Leave it out, or measure on it with `onnxq calibrate --executor`."
+    refuse_beside_model(context, "executor", "builds the models of a project", hint)
     found = entry_of(context, model, output, options, config, no_config=no_config)
     use_runtime(options.custom_ops if found is None else (), jobs, memory)
     asked = options if found is None else found.options()
@@ -198,7 +199,7 @@ def _write(
     force: bool,
 ) -> None:
     """Write a report and print the product, and which command measures the result."""
-    from onnxq.cli.tables import write_plan, write_report
+    from onnxq.cli.tables import write_report
     from onnxq.cli.terminal import note, warn
     from onnxq.errors import OutputError
     from onnxq.report import write_report as save_report
@@ -218,7 +219,7 @@ def _write(
         note(f"{result.output} is the name of one file here: write / between folders")
     if result.comparison is not None and result.comparison.undefined():
         _warn_of_spoilt(result.source)
-    (write_plan if dry_run else write_report)(result, output_format)
+    write_report(result, output_format, planned=dry_run)
     if result.output is not None and output_format is Format.TEXT:
         _show_next(command)
     warn(result.warnings)

@@ -80,20 +80,12 @@ class _Columns:
                 yield Padding(last, (0, 0, 0, INDENT + 4))
 
 
-def write_report(report: Report, output_format: Format) -> None:
-    """Print what a run did."""
+def write_report(report: Report, output_format: Format, *, planned: bool = False) -> None:
+    """Print what a run did, or the decision about every node of one that is only planned."""
     if output_format is Format.JSON:
         sys.stdout.write(report.to_json())
     else:
-        show(*report_tables(report))
-
-
-def write_plan(report: Report, output_format: Format) -> None:
-    """Print the decision about every node."""
-    if output_format is Format.JSON:
-        sys.stdout.write(report.to_json())
-    else:
-        show(*plan_tables(report))
+        show(*(plan_tables if planned else report_tables)(report))
 
 
 def columns(head: Sequence[str], rows: Sequence[Sequence[Cell]], right: Sequence[int] = ()) -> RenderableType:

@@ -157,10 +157,10 @@ def verify(
 
 def single(context: typer.Context, models: list[Path]) -> Path:
     """Return the one MODEL that the options are about."""
-    from onnxq.cli.project import refuse_config
+    from onnxq.cli.project import refuse_beside_model
     from onnxq.errors import ProjectError
 
-    refuse_config(context)
+    refuse_beside_model(context, "config", "is about the models of a project", "Leave one of them out.")
     data = [model for model in models if model.suffix in (".npz", ".npy")]
     if data and len(models) == 2:
         other = next((model for model in models if model not in data), "MODEL")
