@@ -128,11 +128,11 @@ def typed(proto: onnx.ModelProto) -> Model:
     return model
 
 
-def session(data: bytes, level: Any = NONE, keep: str = "", *, exact: bool = False) -> ort.InferenceSession:
+def session(data: bytes | Path, level: Any = NONE, keep: str = "", *, exact: bool = False) -> ort.InferenceSession:
     """A quiet session on one thread.
 
     Args:
-        data: The model.
+        data: The model, or its file.
         level: Of optimisation.
         keep: Where to write the optimised model.
         exact: Compute integer products exactly where this processor's kernels saturate: onnxruntime then makes uint8 of
@@ -147,10 +147,11 @@ def session(data: bytes, level: Any = NONE, keep: str = "", *, exact: bool = Fal
         options.optimized_model_filepath = keep
     if exact and host_saturates():
         options.add_session_config_entry("session.x64quantprecision", "1")
-    return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+    given = str(data) if isinstance(data, Path) else data
+    return ort.InferenceSession(given, options, providers=["CPUExecutionProvider"], enable_fallback=0)
 
 
-def run(data: bytes, feeds: Feeds, level: Any = NONE, *, exact: bool = False) -> list[np.ndarray]:
+def run(data: bytes | Path, feeds: Feeds, level: Any = NONE, *, exact: bool = False) -> list[np.ndarray]:
     """All outputs, without any optimisation unless asked for; see `session`."""
     return list(session(data, level, exact=exact).run(None, dict(feeds)))
 

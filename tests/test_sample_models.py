@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
+from helpers import ALL, session
 from onnx import helper, numpy_helper
 
 FOLDER = Path(__file__).parents[1] / "sample_models"
@@ -27,12 +27,6 @@ accuracy = runpy.run_path(str(FOLDER / "accuracy.py"))["accuracy"]
 def data(name):
     with np.load(FOLDER / name) as arrays:
         return dict(arrays)
-
-
-def session(model: onnx.ModelProto) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def branches(model: onnx.ModelProto) -> dict[str, onnx.GraphProto]:
@@ -99,7 +93,7 @@ def test_one_input_one_output_and_any_batch(models, name):
     model = models[name]
     stored = {w.name for w in model.graph.initializer}
     assert [i.name for i in model.graph.input if i.name not in stored] == ["image"]
-    run = session(model)
+    run = session(model.SerializeToString(), ALL)
     images = data("digits_test.npz")["image"]
     for batch in (1, 7):
         (logits,) = run.run(None, {"image": images[:batch]})
@@ -109,7 +103,7 @@ def test_one_input_one_output_and_any_batch(models, name):
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "digits_if.onnx"])  # there the batch picks the branch
 def test_an_image_gives_the_same_logits_alone_and_in_a_batch(models, name):
-    run = session(models[name])
+    run = session(models[name].SerializeToString(), ALL)
     images = data("digits_calibration.npz")["image"][:8]
     (together,) = run.run(None, {"image": images})
     alone = np.concatenate([run.run(None, {"image": image[None]})[0] for image in images])
@@ -155,7 +149,7 @@ def test_depthwise_has_depthwise_convolutions_that_reach_both_bounds_of_clip(mod
     ]
     clipped = [node.output[0] for node in model.graph.node if node.op_type == "Clip"]
     model.graph.output.extend(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in clipped)
-    values = session(model).run(clipped, {"image": data("digits_calibration.npz")["image"]})
+    values = session(model.SerializeToString(), ALL).run(clipped, {"image": data("digits_calibration.npz")["image"]})
     assert all((v == 0).mean() > 0.1 for v in values)
     assert sum((v == 6).any() for v in values) >= 4
 
@@ -198,7 +192,7 @@ def test_both_branches_of_if_are_reached(models, file, bright):
     model.CopyFrom(models["digits_if.onnx"])
     (condition,) = (node.input[0] for node in model.graph.node if node.op_type == "If")
     model.graph.output.append(helper.make_tensor_value_info(condition, onnx.TensorProto.BOOL, []))
-    run = session(model)
+    run = session(model.SerializeToString(), ALL)
     taken = [bool(run.run([condition], {"image": image[None]})[0]) for image in data(file)["image"]]
     assert sum(taken) == bright
     assert re.search(rf"\b{bright} {'test' if 'test' in file else 'calibration'} images\b", README)

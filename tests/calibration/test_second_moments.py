@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import onnxruntime as ort
 import pytest
+from helpers import run
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
@@ -37,13 +37,6 @@ def node_of(data):
     return model.graph.nodes[0]
 
 
-def run(data, x):
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
-
-
 def measured(node, x, block=None):
     _, unfolding = unfolding_of(node)
     moments = LayerMoments(unfolding, block or unfolding.n)
@@ -55,7 +48,7 @@ def check(data, x, weight, channel_axis):
     """The output of the weight itself is its error as a difference: mean square and mean of each channel."""
     node = node_of(data)
     total = measured(node, x).total()
-    out = np.moveaxis(run(data, x), channel_axis, 0).reshape(-1, total.rows).astype(np.float64)
+    out = np.moveaxis(run(data, {"x": x})[0], channel_axis, 0).reshape(-1, total.rows).astype(np.float64)
     rows = weight_rows(node, weight)
     # float32 sums of at most 100 products in onnxruntime: 1e-5 of the largest
     scale = float(np.square(out).mean()) + 1e-30

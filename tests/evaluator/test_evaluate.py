@@ -5,9 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
-from helpers import peak_memory
+from helpers import peak_memory, run
 from onnx import TensorProto, helper, parser
 
 from onnxq import evaluate
@@ -285,11 +284,7 @@ def test_the_same_weights_at_an_odd_place_of_the_file_are_aligned(tmp_path):
 
 def against_onnxruntime(path: Path, feeds: dict[str, np.ndarray], tolerance: float) -> None:
     """Largest difference of each output, relative to its largest magnitude."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    expected = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"]).run(None, feeds)
-    for ours, theirs in zip(Evaluator(path).run(feeds).values(), expected, strict=True):
+    for ours, theirs in zip(Evaluator(path).run(feeds).values(), run(path, feeds), strict=True):
         assert ours.dtype == theirs.dtype
         assert ours.shape == theirs.shape
         assert np.abs(ours.astype(np.float64) - theirs).max() <= tolerance * np.abs(theirs).max()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from ir_support import X, assert_consistent, model_of, node_of, ops, run, text_model, value_of
+from helpers import run
+from ir_support import X, assert_consistent, model_of, node_of, ops, text_model, value_of
 
 from onnxq.errors import ModelError
 from onnxq.ir import Patch, Use, commit, infer_types, parse

@@ -8,9 +8,10 @@ import time
 import numpy as np
 import onnx
 import pytest
+from helpers import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ir_support import X, assert_consistent, model_of, node_of, ops, run, text_model, value_of
+from ir_support import X, assert_consistent, model_of, node_of, ops, text_model, value_of
 
 from onnxq.ir import Patch, Use, commit, parse
 

@@ -6,7 +6,8 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from ir_support import X, model_of, node_of, normalised, ops, run
+from helpers import run
+from ir_support import X, model_of, node_of, normalised, ops
 
 from onnxq.errors import ModelError
 from onnxq.ir import parse

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ir_support import X, assert_consistent, model_of, node_of, normalised, ops, run, value_of
+from helpers import run
+from ir_support import X, assert_consistent, model_of, node_of, normalised, ops, value_of
 
 from onnxq.ir import Use, infer_types
 

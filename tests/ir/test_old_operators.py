@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ir_support import X, model_of, normalised, ops, run
+from helpers import run
+from ir_support import X, model_of, normalised, ops
 
 from onnxq.errors import ModelError
 from onnxq.ir.opset import raise_opset

@@ -6,7 +6,8 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from ir_support import MODEL_FILES, X, assert_consistent, model_of, node_of, ops, run, text_model, value_of
+from helpers import run
+from ir_support import MODEL_FILES, X, assert_consistent, model_of, node_of, ops, text_model, value_of
 from onnx import helper, numpy_helper
 
 from onnxq.errors import ModelError

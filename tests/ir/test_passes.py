@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from helpers import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ir_support import MODEL_FILES, X, model_of, node_of, normalised, ops, run, text_model, value_of
+from ir_support import MODEL_FILES, X, model_of, node_of, normalised, ops, text_model, value_of
 
 from onnxq.errors import InvalidResult
 from onnxq.ir import StoredTensor, infer_types, load, parse, pass_manager

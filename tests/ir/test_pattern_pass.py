@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers import run as compute
 from ir_support import X, assert_consistent, model_of, ops
-from ir_support import run as compute
 
 from onnxq.ir import Model, Patch, Value, infer_types
 from onnxq.ir.match import Match, NoMatch, op, var

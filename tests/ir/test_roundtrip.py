@@ -6,7 +6,8 @@ import tracemalloc
 
 import onnx
 import pytest
-from ir_support import MODEL_FILES, ROOT, X, assert_consistent, model_of, node_of, run, text_model, value_of
+from helpers import run
+from ir_support import MODEL_FILES, ROOT, X, assert_consistent, model_of, node_of, text_model, value_of
 
 from onnxq.ir import Patch, commit, infer_types, load, parse, save
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from ir_support import ROOT, assert_consistent, run, text_model
+from helpers import run
+from ir_support import ROOT, assert_consistent, text_model
 
 from onnxq.errors import ModelError, OutputError
 from onnxq.ir import Patch, check_output, commit, load, parse, save

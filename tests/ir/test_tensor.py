@@ -8,7 +8,8 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from ir_support import X, assert_consistent, model_of, run, text_model
+from helpers import run
+from ir_support import X, assert_consistent, model_of, text_model
 from onnx import TensorProto, numpy_helper
 
 from onnxq.errors import ModelError

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
-from helpers import build, node, recipe_of
+from helpers import ALL, build, node, recipe_of, session
 
 import onnxq
 import onnxq.pipeline.quantize
@@ -29,13 +28,10 @@ CALIBRATION = SAMPLES / "digits_calibration.npz"
 @cache
 def accuracy(path: Path) -> float:
     """Top-1 accuracy in percent on the test images, one at a time."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1  # threads that wait for so small a model take a processor
-    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    model = session(path, ALL)
     data = np.load(SAMPLES / "digits_test.npz")
     right = [
-        session.run(None, {"image": image[None]})[0].argmax() == label
+        model.run(None, {"image": image[None]})[0].argmax() == label
         for image, label in zip(data["image"], data["_label"], strict=True)
     ]
     return 100.0 * float(np.mean(right))

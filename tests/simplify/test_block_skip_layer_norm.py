@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
-from helpers import ALL, build, floats, node, run, typed
+from helpers import ALL, build, floats, node, run, session, typed
 
 from onnxq.simplify import simplify
 
@@ -21,9 +20,7 @@ def simplified(nodes, outputs=("y",)):
 
 
 def kernels(data: bytes, path) -> set[str]:
-    options = ort.SessionOptions()
-    options.optimized_model_filepath = str(path)
-    ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    session(data, ALL, str(path))
     return {item.op_type for item in onnx.load(path).graph.node}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
+from helpers import run
 from onnx import helper
 
 from onnxq.evaluator import Evaluator
@@ -57,12 +57,7 @@ def evaluate_single(op_type: str, inputs: Sequence[np.ndarray | None], outputs: 
 def onnxruntime_single(op_type: str, inputs: Sequence[np.ndarray | None], outputs: int = 1, **given: Any) -> list[Any]:
     """Run one node with onnxruntime, one thread, optimisations off."""
     model, feeds = single(op_type, inputs, outputs, **given)
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return list(session.run(None, feeds))
+    return run(model.SerializeToString(), feeds)
 
 
 def check(

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from onnx import helper
 
 from onnxq.ir import Graph, Model, Node, Value, parse
@@ -46,16 +45,6 @@ def model_of(text: str, weights: Mapping[str, np.ndarray] | None = None, opset: 
     model = parse(text_model(text, weights, opset).SerializeToString())
     assert_consistent(model)
     return model
-
-
-def run(data: bytes | Path, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """All outputs by onnxruntime without optimisations."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    given = str(data) if isinstance(data, Path) else data
-    return list(ort.InferenceSession(given, options, providers=["CPUExecutionProvider"]).run(None, dict(feeds)))
 
 
 def node_of(graph: Graph, op_type: str, index: int = 0) -> Node:

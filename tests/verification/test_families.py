@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers import build, floats, node, sqnr
+from helpers import ALL, build, floats, node, session, sqnr
 
 import onnxq
 from onnxq.cli import main
@@ -69,17 +69,9 @@ def test_evaluated_figures_are_those_of_onnxruntime_here(wide) -> None:
     report = quantized(wide, "cpu-vnni")
     assert report.output is not None
     (found,) = evaluated_sqnrs(path, report.output.read_bytes(), samples, [host_arithmetic()])
-    sessions = [onnx_session(p) for p in (path, report.output)]
+    sessions = [session(p, ALL) for p in (path, report.output)]
     expected, got = (np.concatenate([s.run(None, sample)[0] for sample in samples]) for s in sessions)
     assert found == pytest.approx(sqnr(expected, got), abs=0.1)
-
-
-def onnx_session(path: Path):
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def test_outputs_that_are_sequences_are_compared(tmp_path: Path) -> None:
