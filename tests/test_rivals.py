@@ -32,7 +32,7 @@ from onnxq.ir import load
 from onnxq.lowering.rewrite import rewrite
 from onnxq.planning.planner import make_plan
 from onnxq.planning.recipe import load_recipe, parse_recipe
-from onnxq.rounding.jobs import solve_codes
+from onnxq.rounding.jobs import RoundingJob, solve
 from onnxq.runtime.memory import gc_disabled
 from onnxq.stages.prepare import prepare
 
@@ -258,7 +258,7 @@ def test_row_11_error_feedback_feeds_errors_back(bits: int) -> None:
     weight, moments = floats(40, 96, seed=7), LayerMoments(Unfolding(96), 96)
     for item in correlated(1).reshape(32, 64, 96):
         moments.add(item)
-    chosen = solve_codes(weight, moments, bits=bits)
+    chosen = solve(RoundingJob(weight, moments, bits=bits))
     limit = 2 ** (bits - 1) - 1
     step = np.abs(weight).max(axis=1, keepdims=True) / limit
     x = correlated(2)
@@ -277,7 +277,7 @@ def test_row_12_the_codes_that_were_chosen_are_the_ones_in_the_file(tmp_path: Pa
     moments = LayerMoments(Unfolding(96), 96)
     for sample in samples:
         moments.add(sample["x"])
-    expected = solve_codes(weight.T, moments)
+    expected = solve(RoundingJob(weight.T, moments))
     assert expected.method == "output error"
     np.testing.assert_array_equal(codes, expected.codes.T)
 
@@ -286,7 +286,7 @@ def test_row_12_the_codes_that_were_chosen_are_the_ones_in_the_file(tmp_path: Pa
 def test_row_13_any_number_of_blocks_is_fine(n: int, block: int) -> None:
     """An odd number of blocks in a row crashes the packing of zero points: width 384 in blocks of 128."""
     weight = floats(5, n, seed=7)
-    found = solve_codes(weight, None, bits=4, block_size=block)
+    found = solve(RoundingJob(weight, None, bits=4, block_size=block))
     blocks = -(-n // block)
     assert found.scales.shape == (5, blocks)
     steps = np.repeat(found.scales, block, axis=1)[:, :n]
