@@ -33,6 +33,7 @@ from onnxq.warning import WarningLine
 FEW = 16  # samples below which ranges are a matter of luck
 FEWEST_SEEN, MOST_SEEN = 500, 1 << 27  # samples, and elements of all: what a look takes of very many
 MANY_ROWS = 100  # of a table of words: those of token types and places may all be 0
+LEAST_SOUND, QUIETEST = 512, 1.02 / 32768  # values of a recording, and the most of them after two divisions
 SHORT = 3  # numbers of a sample that may be the same in all
 MANY_EQUAL = 0.25  # share of samples that equal another one
 MOST_RUN, MOST_ELEMENTS = 12, 1 << 21  # samples that are run, and their elements
@@ -113,7 +114,7 @@ def examine(
         found += _of_ids(model, summaries, few)
         found += _of_random_nodes(model)
         found += noise_warnings(few, summaries)
-        slips = list(slip_warnings(few, summaries))
+        slips = [*slip_warnings(few, summaries), *_of_sound(few, summaries)]
         found += slips
         found += padding_warnings(model, few)
         found += _of_repeated_inputs(few)
@@ -344,6 +345,19 @@ def _of_values(summaries: Iterable[InputSummary]) -> Iterator[WarningLine]:
                 f"the samples of '{summary.name}' are {summary.given} and were converted to {summary.type}",
                 f"Convert and scale them as in training: {SCALED.get(summary.given, SCALED['uint8'])}.",
             )
+
+
+def _of_sound(samples: Sequence[Sample], summaries: Iterable[InputSummary]) -> Iterator[WarningLine]:
+    """Say that long rows of floats hold no more than the quietest sound of 16 bit: they were divided twice."""
+    for summary in summaries:
+        values = summary.values
+        if values is None or summary.channel_axis is not None or values.least == values.greatest:
+            continue
+        long = all(sample[summary.name].size >= LEAST_SOUND for sample in samples)
+        if long and summary.type.startswith("float") and max(-values.least, values.greatest) <= QUIETEST:
+            span = f"{short(values.least)} … {short(values.greatest)}"
+            message = f"the values of '{summary.name}' ({span}) are those of sound that was divided by 32768 twice"
+            yield WarningLine(CODE, message, "Divide by 32768 once: sound is from -1 to 1.")
 
 
 def _of_repeated_inputs(samples: Sequence[Sample]) -> Iterator[WarningLine]:

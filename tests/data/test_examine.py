@@ -249,6 +249,15 @@ def test_a_column_that_numbers_the_rows_is_named() -> None:
     assert codes(TABLE, samples) == []
 
 
+def test_sound_that_was_divided_twice_is_named() -> None:
+    text = "main (float[n, 600] x) => (float[n, 600] y) { y = Neg(x) }"
+    sound = np.sin(np.cumsum(np.random.default_rng(0).random((20, 1, 600)), axis=-1)).astype(np.float32)
+    assert codes(text, [{"x": row} for row in sound]) == []
+    assert codes(text, [{"x": row / 300} for row in sound]) == []
+    (found,) = examine(model(text), [{"x": row / 32768} for row in sound]).warnings
+    assert "(-3.05e-05 … 3.05e-05) are those of sound that was divided by 32768 twice" in str(found)
+
+
 def test_an_array_that_is_given_for_two_inputs_is_named() -> None:
     text = "main (float[n, 5] a, float[n, 5] b) => (float[n, 5] y) { y = Add(a, b) }"
     samples = [{"a": one["x"], "b": one["x"]} for one in table()]
