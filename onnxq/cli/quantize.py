@@ -5,6 +5,7 @@ Tests: `tests/cli/test_cli_quantize.py`.
 
 from __future__ import annotations
 
+import gc
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ from onnxq.cli.options import (
     use_runtime,
 )
 from onnxq.pipeline.options import QuantizeOptions
+from onnxq.runtime.ownership import is_own_process
 from onnxq.text import no_option, shell_path
 
 Model = Annotated[
@@ -94,6 +96,8 @@ def quantize(
         return build_project(context, config, output_format, force=force, jobs=jobs, memory=memory, executor=executor)
     hint = "Leave it out, or measure on it with `onnxq calibrate --executor`."
     refuse_beside_model(context, "executor", "builds the models of a project", hint)
+    if is_own_process():
+        gc.disable()  # a collection while modules are imported, and one at the end, take a twentieth of a fast run
     found = entry_of(context, model, output, options, config, no_config=no_config)
     use_runtime(options.custom_ops if found is None else (), jobs, memory)
     asked = options if found is None else found.options()

@@ -6,6 +6,7 @@ Tests: `tests/data/test_samples.py`.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -236,7 +237,8 @@ def to_array(given: Any, what: str) -> np.ndarray:
         ValueError: It is a list of rows of different lengths.
 
     """
-    if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(given):
+    masked = sys.modules.get("numpy.ma")  # loading it takes longer than looking at all samples of many a set
+    if masked is not None and isinstance(given, masked.MaskedArray) and masked.is_masked(given):
         raise DataError(f"{what} is a masked array, whose mask would be lost", "Fill it as in use: array.filled(0).")
     try:
         return np.asarray(given)

@@ -29,13 +29,23 @@ def copy_plan(plan: Plan, model: Model, copy: Model) -> Plan | None:
         made without costs; or the model has bodies, whose plan depends on what samples ran.
 
     """
-    if plan.planned is None or not model.is_typed or any(node.bodies for node in model.graph.nodes):
+    if plan.planned is None or not can_copy_plans(model):
         return None
     (graph, revision, before), (_, now, settings) = plan.planned, planned_state(model, plan)
     same = len(before) == len(settings) and all(a is b for a, b in zip(before, settings, strict=True))
     if graph is not model.graph or revision != now or not same or len(graph.nodes) != len(copy.graph.nodes):
         return None
-    nodes: dict[Node, Node] = dict(zip(graph.nodes, copy.graph.nodes, strict=True))
+    return plan_of_copy(plan, model, copy)
+
+
+def can_copy_plans(model: Model) -> bool:
+    """Whether any plan of a model can be copied: it has no bodies, whose plan depends on what samples ran."""
+    return model.is_typed and not any(node.bodies for node in model.graph.nodes)
+
+
+def plan_of_copy(plan: Plan, model: Model, copy: Model) -> Plan:
+    """Return a plan for a copy of a model that `can_copy_plans`, in neither of which anything was changed since."""
+    nodes: dict[Node, Node] = dict(zip(model.graph.nodes, copy.graph.nodes, strict=True))
 
     def value(old: Value) -> Value:
         return copy.graph.values[old.name]
@@ -49,6 +59,7 @@ def copy_plan(plan: Plan, model: Model, copy: Model) -> Plan | None:
         same_scale={value(moved): value(source) for moved, source in plan.same_scale.items()},
         moved={value(moved): value(source) for moved, source in plan.moved.items()},
         ranges={value(read): settings for read, settings in plan.ranges.items()},
+        shared=None,
     )
-    made.planned = planned_state(copy, made)
+    made.planned = planned_state(copy, made) if plan.planned is not None else None
     return made

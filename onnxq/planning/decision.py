@@ -16,6 +16,7 @@ from onnxq.ops.forms.family import QuantizedForm
 from onnxq.ops.forms.scheme import Scheme, SchemeName
 from onnxq.planning.outlier_channels import OutlierClip
 from onnxq.planning.recipe import Recipe
+from onnxq.planning.shared_decisions import SharedDecisions
 from onnxq.targets import Costs, load_costs
 
 
@@ -84,6 +85,7 @@ class Plan:
         keeps_opset: Whether the model cannot be converted, so that only forms count that its opset has.
         stores_only: Whether what is left to `auto` computes in float with weights stored in 8 bit.
         planned: What it was made from; see `onnxq.planning.copy_plan`. None where costs did not count.
+        shared: What it has in common with other plans of the same graph; None before it was made.
 
     """
 
@@ -103,6 +105,7 @@ class Plan:
     keeps_opset: bool = False
     stores_only: bool = False
     planned: tuple[Graph, int, tuple[object, ...]] | None = field(default=None, compare=False, repr=False)
+    shared: SharedDecisions | None = field(default=None, compare=False, repr=False)
 
     @property
     def settings(self) -> tuple[object, ...]:
@@ -112,7 +115,7 @@ class Plan:
     def undecided(self, recipe: Recipe) -> Plan:
         """Return a plan of the same settings, but for the recipe, without decisions."""
         plan = Plan(recipe, self.choices, self.with_data, self.costs, clipped=self.clipped)
-        plan.keeps_opset, plan.stores_only = self.keeps_opset, self.stores_only
+        plan.keeps_opset, plan.stores_only, plan.shared = self.keeps_opset, self.stores_only, self.shared
         return plan
 
     def quantized(self) -> list[Decision]:

@@ -9,14 +9,13 @@ the choice is the same on every machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from onnxq.ir import Graph, Node, Value
 from onnxq.ir.min_cut import INFINITE, Flow
 from onnxq.ops.forms.family import QuantizedForm
 from onnxq.ops.forms.silu import gated_by
-from onnxq.planning.cost_model import node_times
 from onnxq.planning.decision import node_key
 from onnxq.targets import Costs
 from onnxq.targets.assumed_shapes import count
@@ -25,7 +24,12 @@ FLOAT_BONUS = 1.05  # float is more accurate: 8 bit has to gain at least this fa
 
 
 def partition_graph(
-    graph: Graph, forms: Mapping[Node, QuantizedForm], merged: Mapping[Node, Node], forced: set[Node], costs: Costs
+    graph: Graph,
+    forms: Mapping[Node, QuantizedForm],
+    merged: Mapping[Node, Node],
+    forced: set[Node],
+    costs: Costs,
+    times: Callable[[Node], tuple[float, float]],
 ) -> tuple[set[Node], float]:
     """Choose the nodes that work in 8 bit.
 
@@ -35,6 +39,7 @@ def partition_graph(
         merged: Relu and Clip nodes that vanish into the quantized output of another node: clamp → that node.
         forced: Candidates that the recipe wants in 8 bit whatever they cost.
         costs: Kernel times.
+        times: Gives those of a node in float and in 8 bit; see `node_times`.
 
     Returns:
         The candidates to quantize, and what the conversions around them take in nanoseconds. A passive one is among
@@ -50,7 +55,7 @@ def partition_graph(
         if node in forced:
             flow.edge(0, place, INFINITE)
             continue
-        in_float, in_integers = node_times(node, costs)
+        in_float, in_integers = times(node)
         gain = in_float - in_integers * FLOAT_BONUS
         if costs.prices:
             gain -= costs.prices.get(node_key(node), 0.0)

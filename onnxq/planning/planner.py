@@ -11,7 +11,6 @@ from onnxq.ops.forms.family import NodeView, NotQuantizable, QuantizedForm
 from onnxq.ops.forms.integer_domain import CLAMPS, clamp_bounds
 from onnxq.ops.forms.scheme import Scheme, SchemeName
 from onnxq.planning.copy_plan import planned_state
-from onnxq.planning.cost_model import node_times
 from onnxq.planning.decision import Choices, Decision, Override, Plan, node_key
 from onnxq.planning.log_critical import before_logarithms
 from onnxq.planning.ort_workarounds import breaks_runtime
@@ -29,6 +28,7 @@ from onnxq.planning.qdq_propagation import propagate_qdq
 from onnxq.planning.recipe import Recipe
 from onnxq.planning.row_costs import one_row, settings_to_try
 from onnxq.planning.shape_critical import computing_sizes, deciding_lengths
+from onnxq.planning.shared_decisions import SharedDecisions
 from onnxq.targets import Costs, load_costs
 from onnxq.targets.target import load_target
 
@@ -87,27 +87,28 @@ def plan_again(model: Model, settings: Plan, *, costs_count: bool = True, unreac
     """
     plan = settings.undecided(settings.recipe.at_opset(model.opset))
     recipe, keeps_opset = plan.recipe, plan.keeps_opset
+    plan.shared = shared = _shared(model, plan)
     decided: dict[Node, Decision] = {}
     for node in model.graph.walk():
-        decided[node] = _decide(node, plan, model.opset)
+        decided[node] = _decide(node, plan, shared, model.opset)
         if decided[node].scheme == "static-int8" and _stands_in(node, unreached):
             decided[node] = _without_ranges(node, plan, model.opset)
         if keeps_opset:
             decided[node] = _of_opset(decided[node], plan, model.opset)
-    for node in computing_sizes(model.graph.graphs()):
+    for node in shared.once("sizes", lambda: computing_sizes(model.graph.graphs())):
         if decided[node].form is not None:
             decided[node] = Decision(node, None, "it computes sizes")
-    for node in filter(adds_outliers, model.graph.walk()):
+    for node in shared.once("outliers", lambda: list(filter(adds_outliers, model.graph.walk()))):
         decided[node] = Decision(node, None, "it adds outlier channels in float")
     if recipe.scheme.name == "auto":
-        _keep_sensitive(decided, model, plan)
+        _keep_sensitive(decided, model, plan, shared)
     for graph in model.graph.graphs():
-        _keep_what_runs(graph, decided, recipe, model.opset)
+        _keep_what_runs(graph, decided, shared, recipe, model.opset)
         _keep_paying_passives(graph, decided, recipe)
         _drop_useless_pairs(graph, decided)
         if costs_count and load_target(recipe.scheme.target).timed:
-            _keep_paying_region(graph, decided, plan, model.opset)
-            _keep_paying_run_time(graph, decided, plan, model.opset)
+            _keep_paying_region(graph, decided, plan, shared, model.opset)
+            _keep_paying_run_time(graph, decided, plan, shared, model.opset)
         _absorb_clamps(graph, decided, plan)
     plan.decisions = list(decided.values())
     propagate_qdq(plan)
@@ -116,11 +117,23 @@ def plan_again(model: Model, settings: Plan, *, costs_count: bool = True, unreac
     return plan
 
 
-def _decide(node: Node, plan: Plan, opset: int) -> Decision:
+def _shared(model: Model, plan: Plan) -> SharedDecisions:
+    """Return what is known of the model's nodes from plans before, if these were made of the same."""
+    made_of = plan.recipe, plan.costs, plan.with_data, plan.keeps_opset, plan.stores_only
+    if plan.shared is not None and plan.shared.fits(model, *made_of):
+        return plan.shared
+    return SharedDecisions(model, *made_of)
+
+
+def _decide(node: Node, plan: Plan, shared: SharedDecisions, opset: int) -> Decision:
+    choice = plan.choices.get(node_key(node)) if plan.choices else None
+    return shared.once((node, choice), lambda: _decided(node, choice, plan, opset))
+
+
+def _decided(node: Node, choice: Override | None, plan: Plan, opset: int) -> Decision:
     scheme, why = plan.recipe.scheme_for(node.op_type, node.name)
     if scheme.name == "float":
         return Decision(node, None, f"{why} leaves it float")
-    choice = plan.choices.get(node_key(node)) if plan.choices else None
     if choice is not None:
         made = Decision(node, None, choice.reason)
         if choice.scheme != "float":
@@ -201,31 +214,34 @@ def _of_opset(decision: Decision, plan: Plan, opset: int) -> Decision:
     return Decision(node, None, f"8 bit needs opset {needed} here, but the model cannot be converted to it")
 
 
-def _keep_what_runs(graph: Graph, decided: dict[Node, Decision], recipe: Recipe, opset: int) -> None:
+def _keep_what_runs(
+    graph: Graph, decided: dict[Node, Decision], shared: SharedDecisions, recipe: Recipe, opset: int
+) -> None:
     """Keep those convolutions out of 8 bit behind which onnxruntime would break another node."""
     candidates = [node for node in graph.nodes if decided[node].scheme == "static-int8"]
     for node, why in breaks_runtime(graph, candidates).items():
-        decided[node] = _stored_instead(node, recipe, opset, why)
+        decided[node] = _stored_instead(node, shared, recipe, opset, why)
 
 
-def _keep_sensitive(decided: dict[Node, Decision], model: Model, plan: Plan) -> None:
+def _keep_sensitive(decided: dict[Node, Decision], model: Model, plan: Plan, shared: SharedDecisions) -> None:
     """Under `auto`, compute in float before a logarithm, and leave what decides about lengths float altogether."""
     graphs, recipe = list(model.graph.graphs()), plan.recipe
     open_nodes = {node for node in decided if recipe.scheme_for(node.op_type, node.name)[0].name == "auto"}
-    for node in before_logarithms(graphs) & open_nodes:
+    for node in shared.once("logarithms", lambda: before_logarithms(graphs)) & open_nodes:
         if decided[node].scheme in ("static-int8", "dynamic-int8"):
-            decided[node] = _stored_instead(node, recipe, model.opset, "a logarithm follows, of small values, too")
-    for node in deciding_lengths(graphs, plan.costs) & open_nodes:
+            why = "a logarithm follows, of small values, too"
+            decided[node] = _stored_instead(node, shared, recipe, model.opset, why)
+    for node in shared.once("lengths", lambda: deciding_lengths(graphs, plan.costs)) & open_nodes:
         if decided[node].form is not None:
             decided[node] = Decision(node, None, "its values decide the length of an output")
 
 
-def _stored_instead(node: Node, recipe: Recipe, opset: int, why: str) -> Decision:
+def _stored_instead(node: Node, shared: SharedDecisions, recipe: Recipe, opset: int, why: str) -> Decision:
     """Let a node compute in float after all; where the recipe leaves the choice to us, with weights in 8 bit."""
     scheme = recipe.scheme_for(node.op_type, node.name)[0]
     if scheme.name != "auto":
         return Decision(node, None, why)
-    instead = _first_accepted(node, scheme, ("weight-int8",), opset)
+    instead = shared.once((node, "stored"), lambda: _first_accepted(node, scheme, ("weight-int8",), opset))
     if instead.scheme is None:
         return Decision(node, None, why)
     return replace(instead, reason=f"{instead.reason}: {why}")
@@ -265,7 +281,9 @@ def _drop_useless_pairs(graph: Graph, decided: dict[Node, Decision]) -> None:
         decided[node] = Decision(node, None, f"the {maker.op_type} before it stays float")
 
 
-def _keep_paying_region(graph: Graph, decided: dict[Node, Decision], plan: Plan, opset: int) -> None:
+def _keep_paying_region(
+    graph: Graph, decided: dict[Node, Decision], plan: Plan, shared: SharedDecisions, opset: int
+) -> None:
     """Under `auto`, let only those nodes work in 8 bit that are faster so, the borders around them counted."""
     recipe = plan.recipe
     forms = {n: d.form for n in graph.nodes if (d := decided[n]).scheme == "static-int8" and d.form is not None}
@@ -276,13 +294,15 @@ def _keep_paying_region(graph: Graph, decided: dict[Node, Decision], plan: Plan,
         return
     merged = {n: n.inputs[0].producer for n in graph.nodes if _absorbable(n, decided, recipe) and n.inputs[0]}
     makers = {clamp: maker for clamp, maker in merged.items() if maker is not None}
-    chosen, conversions = partition_graph(graph, forms, makers, asked, plan.costs)
+    chosen, conversions = partition_graph(graph, forms, makers, asked, plan.costs, shared.times)
     plan.conversions += conversions
     for node in forms.keys() - chosen:
-        decided[node] = _stored_instead(node, recipe, opset, NOT_FASTER)
+        decided[node] = _stored_instead(node, shared, recipe, opset, NOT_FASTER)
 
 
-def _keep_paying_run_time(graph: Graph, decided: dict[Node, Decision], plan: Plan, opset: int) -> None:
+def _keep_paying_run_time(
+    graph: Graph, decided: dict[Node, Decision], plan: Plan, shared: SharedDecisions, opset: int
+) -> None:
     """Under `auto`, let only those nodes find their ranges at run time, in their own kernel, that are faster so."""
     for node in graph.nodes:
         scheme = plan.recipe.scheme_for(node.op_type, node.name)[0]
@@ -291,9 +311,9 @@ def _keep_paying_run_time(graph: Graph, decided: dict[Node, Decision], plan: Pla
         ours = scheme.name == "auto" and not by_rows and node_key(node) not in plan.choices
         if decided[node].scheme != "dynamic-int8" or not ours:
             continue
-        in_float, in_integers = node_times(node, plan.costs)
+        in_float, in_integers = shared.times(node)
         if in_float <= in_integers * FLOAT_BONUS:
-            decided[node] = _stored_instead(node, plan.recipe, opset, NOT_FASTER)
+            decided[node] = _stored_instead(node, shared, plan.recipe, opset, NOT_FASTER)
 
 
 def _absorbable(clamp: Node, decided: dict[Node, Decision], recipe: Recipe) -> bool:

@@ -25,7 +25,8 @@ from onnxq.data.samples import Samples, spread_samples
 from onnxq.ir import Model, Node, Value
 from onnxq.ir.storage.scratch_file import Spool
 from onnxq.lowering.rewrite import rewrite
-from onnxq.planning.planner import Choices, Plan
+from onnxq.planning.copy_plan import can_copy_plans
+from onnxq.planning.decision import Choices, Override, Plan
 from onnxq.progress import Observer, Silent, judged
 from onnxq.rounding.block_solver import BlockSolution
 from onnxq.rounding.by_segments import moments_by_segments
@@ -49,7 +50,7 @@ from onnxq.stages.measure import (
     settled_kinds,
 )
 from onnxq.stages.prepared import Prepared
-from onnxq.stages.replan import copy_prepared, exclude_unreached_bodies, quantize_copy
+from onnxq.stages.replan import copy_planned, copy_prepared, exclude_unreached_bodies, quantize_copy, replan
 from onnxq.targets.assumed_shapes import known_count
 
 SEQUENTIAL, MOST_ELEMENTS = 256, 1 << 22  # samples that advance together layer by layer, and elements of their inputs
@@ -58,6 +59,7 @@ TO_NEAREST = "rounded {} to nearest: codes chosen on some of the samples gained 
 # Rows of a layer's input for each column. Codes that are chosen on so many are as good on others, and the layer's own
 # held-out half is proof enough
 ENOUGH_ROWS, PLENTY = 8, 16
+PLANS_KEPT = 8  # for models that are made by them later
 CHANCE = 0.2  # dB that codes may lose on held-out samples: each layer has passed a test of its own
 
 
@@ -91,7 +93,7 @@ class Variants:
         self.baseline, self.samples = split.baseline, split.samples
         self.half, self._detailed = half, detailed
         self._ranges: QParamsCache = {}
-        self._planned: tuple[Choices, Prepared] | None = None  # the last that was planned, and not quantized yet
+        self._plans: dict[frozenset[tuple[str, Override]], Plan] = {}  # the last few, of `prepared.model`
 
     def judged_by(self, split: HoldoutSplit) -> Variants:
         """Return the same, judged on other samples; ranges are still measured on all."""
@@ -113,11 +115,7 @@ class Variants:
         self, choices: Choices, change: Callable[[Model], object] | None = None, *, costs_count: bool = True
     ) -> Model:
         """Quantize a copy with these choices, its constants changed before if there is something to change."""
-        planned, self._planned = self._planned, None
-        if planned is not None and costs_count and planned[0] == choices:
-            prepared = planned[1]
-        else:
-            prepared = self._copy(choices, costs_count=costs_count)
+        prepared = self._copy(choices, costs_count=costs_count)
         if change is not None:
             change(prepared.model)
         return rewrite(prepared.model, prepared.plan, self.qparams(prepared), self.weights)
@@ -128,12 +126,17 @@ class Variants:
         self.weights.learn(prepared.plan, self.qparams(prepared), self.stats, layers_needing_moments(prepared.plan))
 
     def planned(self, choices: Choices) -> Plan:
-        """Return the plan with these choices, by which `model` quantizes if it is asked for the same ones next."""
+        """Return the plan with these choices, which must not be changed: `model` quantizes a copy by it."""
         if not choices:
             return self.prepared.plan
-        prepared = self._copy(choices)
-        self._planned = dict(choices), prepared
-        return prepared.plan
+        if not can_copy_plans(self.prepared.model):
+            return self._copy(choices).plan
+        key = frozenset(choices.items())
+        plan = self._plans.pop(key, None) or replan(self.prepared, choices).plan
+        self._plans[key] = plan  # the last one
+        for oldest in list(self._plans)[:-PLANS_KEPT]:
+            del self._plans[oldest]
+        return plan
 
     def replan(self, choices: Choices) -> tuple[Prepared, dict[Value, QParams]]:
         """Return the model planned with the final choices, and the scales and zero points of its activations."""
@@ -142,6 +145,8 @@ class Variants:
 
     def _copy(self, choices: Choices, *, costs_count: bool = True) -> Prepared:
         """Return a copy that is planned with some choices; bodies that no sample has run stay float."""
+        if choices and costs_count and can_copy_plans(self.prepared.model):
+            return copy_planned(self.prepared, self.planned(choices))
         return exclude_unreached_bodies(copy_prepared(self.prepared, choices, costs_count=costs_count), self.stats)
 
     def qparams(self, prepared: Prepared) -> dict[Value, QParams]:

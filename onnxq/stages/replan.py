@@ -12,7 +12,8 @@ from onnxq.calibration.stats import Stats
 from onnxq.ir import Graph, Model
 from onnxq.ir.shape_inference.types import infer_types
 from onnxq.lowering.rewrite import rewrite
-from onnxq.planning.copy_plan import copy_plan
+from onnxq.planning.copy_plan import can_copy_plans, copy_plan, plan_of_copy
+from onnxq.planning.decision import Plan
 from onnxq.planning.planner import Choices, plan_again
 from onnxq.rounding.weights import Weights
 from onnxq.runtime.memory import collect_garbage
@@ -29,7 +30,18 @@ def copy_prepared(prepared: Prepared, choices: Choices | None = None, *, costs_c
         plan = copy_plan(prepared.plan, prepared.model, model)
         if plan is not None:
             return replace(prepared, model=model, plan=plan)
+    if can_copy_plans(prepared.model):  # what is known of its nodes serves all plans, and a copy has nodes of its own
+        planned = replan(prepared, choices, costs_count=costs_count)
+        return replace(prepared, model=model, plan=plan_of_copy(planned.plan, prepared.model, model))
     return replan(replace(prepared, model=model), choices, costs_count=costs_count)
+
+
+def copy_planned(prepared: Prepared, plan: Plan) -> Prepared:
+    """Return a copy to change, as a plan of the model has it; for models that `can_copy_plans`."""
+    collect_garbage(prepared.model)
+    model = prepared.model.copy()
+    infer_types(model)
+    return replace(prepared, model=model, plan=plan_of_copy(plan, prepared.model, model))
 
 
 def replan(

@@ -68,6 +68,11 @@ class Costs:
             kind: time * self.scale for kind, time in table["borders"].items() if kind != "source"
         }
 
+    @property
+    def basis(self) -> tuple[object, ...]:
+        """All that times come from, prices left out."""
+        return self.table, self.timings, self.shapes
+
     def with_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> Costs:
         """Return the same times for a model with these shapes; what was interpolated is shared."""
         made = copy(self)
