@@ -23,7 +23,7 @@ from onnxq.cli.crash import say_goodbye, watched
 from onnxq.errors import ExitCode, OnnxqError
 from onnxq.runtime.delayed_signals import delay, send_later
 from onnxq.runtime.interruption import end_on_signals
-from onnxq.runtime.ownership import own_process
+from onnxq.runtime.ownership import COLLECTED, own_process
 from onnxq.text import write_plainly
 from onnxq.version import installed_version
 
@@ -33,7 +33,6 @@ ENDED: dict[int, str] = {signal.SIGTERM: "terminated"}
 if hasattr(signal, "SIGHUP"):
     ENDED[signal.SIGHUP] = "terminal closed"
 PLAINLY = "onnxq"  # an error handler: a name that the terminal's encoding lacks is no reason to fail
-COLLECTED = 50_000  # objects between two searches for cycles: at Python's 700, they took a tenth of all imports
 DISK = "Check that the disk has room, and that you may read and write there."
 PACKAGES = ("onnxq", "onnx", "onnxruntime", "numpy", "ml_dtypes", "protobuf", "typer", "rich")
 

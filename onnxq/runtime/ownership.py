@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# Objects between two searches for cycles in such a process. At Python's 700 they take a tenth of all imports, and at
+# 50,000 a twentieth of a short calibration
+COLLECTED = 150_000
 _ours = False
 
 

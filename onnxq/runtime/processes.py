@@ -29,13 +29,14 @@ from onnxq.leftovers import pipes_to_watcher, watch_through
 from onnxq.runtime.delayed_signals import delay
 from onnxq.runtime.interruption import PATIENCE_OF_TASK, end_on_signals, forget_process, note_process
 from onnxq.runtime.memory import limit_memory, memory_limit
+from onnxq.runtime.ownership import COLLECTED
 from onnxq.targets.host import available_processors, limit_processors
 
 R = TypeVar("R")
 # The program of a process: it finds modules where this one does, and then its tasks
 START = (
-    "import os, pickle, sys; tasks = os.fdopen(os.dup(0), 'rb'); sys.path[:] = pickle.load(tasks); "
-    "from onnxq.runtime.processes import do_tasks; do_tasks(tasks)"
+    f"import gc, os, pickle, sys; gc.set_threshold({COLLECTED}); tasks = os.fdopen(os.dup(0), 'rb'); "
+    "sys.path[:] = pickle.load(tasks); from onnxq.runtime.processes import do_tasks; do_tasks(tasks)"
 )
 PATIENCE = 0.7  # seconds that a process gets to remove its temporary files; it ends by itself before
 _told: list[Callable[[Any], None]] = []  # in a process that does tasks: how it tells the one that asked
