@@ -39,7 +39,7 @@ IN_WORK = 1 << 30  # bytes that searches take at the same time, however many pro
 WORTH = 1 << 16
 WORTH_FORK = 1 << 27  # work from which on copies of this process share it: about 0.2 s
 STEP = 1 << 16  # multiplications that take as long as a step to the next column
-TOGETHER = 16 << 20  # bytes of a large weight whose codes are chosen at a time, in float64
+TOGETHER = 8 << 20  # bytes of a large weight whose codes are chosen at a time; a search takes 20 times as many
 COPIES = 8  # of H, damped, ordered and decomposed, that a search holds
 K = TypeVar("K", bound=Hashable)
 RoundingResult = tuple[np.ndarray, np.ndarray]  # codes, and scales that broadcast against them
