@@ -45,6 +45,11 @@ def test_a_model_that_is_surer_of_changed_samples_is_believed(
     assert words in found
 
 
+def test_a_smaller_contrast_that_makes_a_model_surer_is_believed() -> None:
+    assert "'image' scaled to 0 … 1" in said(DIGITS * 2 - 1, load(SAMPLES / "digits_attention.onnx"))
+    assert said(DIGITS, load(SAMPLES / "digits_attention.onnx")) == ""
+
+
 def test_few_samples_and_large_ones_are_not_judged() -> None:
     assert "surer-otherwise" not in said(1 - DIGITS[:9])
 

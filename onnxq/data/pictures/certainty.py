@@ -31,6 +31,7 @@ CLEARLY = 4.5  # times its standard error: the least mean gain; right samples of
 LEAST_CLASSES = 10  # of scores that are no probabilities: others may be coordinates
 SURE, SURER = 0.8, 0.01  # mean probability of the chosen class by such scores, and how it rises
 MOST_DOUBT = 0.15  # mean entropy of numbers from 0 to 1 that are probabilities, in nats: coordinates have 0.4 and more
+WIDE = 1.2  # span of values that 0 … 1 takes contrast from
 FLOOR = 1e-6  # of a probability
 COLOURS = 3
 
@@ -181,6 +182,7 @@ def _changes(summary: InputSummary, shape: Sequence[int]) -> Iterator[PictureCha
             f"{again}array.swapaxes({down}, {across}) exchanges height and width.",
             lambda array: np.ascontiguousarray(np.swapaxes(array, down, across)),
         )
+    low, high = values.least, values.greatest
     to_unit, from_unit = _units(summary, shape)
     yield PictureChange(
         "with dark and bright exchanged",
@@ -193,11 +195,11 @@ def _changes(summary: InputSummary, shape: Sequence[int]) -> Iterator[PictureCha
             f"{again}RGB or BGR, --preprocess channels=bgr for picture files.",
             lambda array: from_unit(np.flip(to_unit(array), axis)).astype(array.dtype),
         )
-    if convention_of(summary) is None and values.greatest - values.least > 1:
+    if values.least < 0 and values.greatest - values.least > WIDE:
         yield PictureChange(
             "scaled to 0 … 1",
             "Normalise them as in training: (x - least) / (greatest - least) makes 0 … 1.",
-            lambda array: to_unit(array).astype(array.dtype),
+            lambda array: ((array - low) / (high - low)).astype(array.dtype),
         )
 
 
