@@ -9,7 +9,7 @@ nothing on them is rounded to nearest.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -39,7 +39,9 @@ IN_WORK = 1 << 30  # bytes that searches take at the same time, however many pro
 WORTH = 1 << 16
 WORTH_FORK = 1 << 27  # work from which on copies of this process share it: about 0.2 s
 STEP = 1 << 16  # multiplications that take as long as a step to the next column
-TOGETHER = 8 << 20  # bytes of a large weight whose codes are chosen at a time; a search takes 20 times as many
+TOGETHER, SEARCHED = 8 << 20, 20  # bytes of a large weight whose codes are chosen at a time; times as many are taken
+BATCH = 64 << 20  # bytes of large weights that copies of this process share
+FLOAT32 = 4  # bytes
 COPIES = 8  # of H, damped, ordered and decomposed, that a search holds
 K = TypeVar("K", bound=Hashable)
 RoundingResult = tuple[np.ndarray, np.ndarray]  # codes, and scales that broadcast against them
@@ -177,25 +179,46 @@ def solve_all(jobs: Mapping[K, RoundingJob], *, threads: int | None = None) -> d
     return {key: chosen[key] for key in jobs}
 
 
-def solve_in_parts(job: RoundingJob) -> RoundedWeight:
-    """Choose codes for a large weight, some channels at a time: each has a scale of its own.
+def solve_in_parts(jobs: Mapping[K, RoundingJob]) -> Iterator[tuple[K, RoundedWeight]]:
+    """Yield codes of large weights, chosen some channels at a time, as each has a scale of its own.
+
+    Copies of this process share the work. No more weights are worked on together than `BATCH` bytes, or one.
 
     Args:
-        job: What to do; no least scale is asked for.
+        jobs: What to do; no least scale is asked for.
 
     """
+    batch: dict[K, list[RoundingJob]] = {}
+    size, last = 0, len(jobs) - 1
+    for place, (key, job) in enumerate(jobs.items()):
+        batch[key] = _parts(job)
+        size += math.prod(job.rows.shape) * FLOAT32
+        if size < BATCH and place < last:
+            continue
+        parts = [part for parts in batch.values() for part in parts]
+        with single_threaded_blas():
+            found = iter(run_forked(solve, parts, task_bytes=SEARCHED * TOGETHER))
+        trim_heap(SEARCHED * TOGETHER)
+        for each, own in batch.items():
+            yield each, _joined([next(found) for _ in own])
+        batch, size = {}, 0
+
+
+def _parts(job: RoundingJob) -> list[RoundingJob]:
+    """Return the job for some channels of a weight after the other; the whole one where it is small or in groups."""
     weight, axes = (job.rows.weight, job.rows.axes) if isinstance(job.rows, WeightRows) else (job.rows, (1,))
     kept = [axis for axis in range(weight.ndim) if axis not in axes]
     groups = 1 if job.moments is None else job.moments.unfolding.groups
     if weight.nbytes <= TOGETHER or len(kept) != 1 or groups > 1:
-        return solve_all({"": job}, threads=1)[""]
+        return [job]
     count = weight.shape[kept[0]]
     height = max(count * TOGETHER // weight.nbytes, 1)
-    found = []
-    for start in range(0, count, height):
-        part = (*[slice(None)] * kept[0], slice(start, start + height))
-        found.append(solve_all({"": replace(job, rows=WeightRows(weight[part], axes))}, threads=1)[""])
-        release_array(weight)
+    slices = ((*[slice(None)] * kept[0], slice(start, start + height)) for start in range(0, count, height))
+    return [replace(job, rows=WeightRows(weight[part], axes)) for part in slices]
+
+
+def _joined(found: Sequence[RoundedWeight]) -> RoundedWeight:
+    """Put the channels of a weight one behind the other."""
     best = max(found, key=lambda one: one.gain)
     method = next((one.method for one in found if one.method != "nearest"), best.method)
     codes, scales = (np.concatenate(arrays) for arrays in ([o.codes for o in found], [o.scales for o in found]))

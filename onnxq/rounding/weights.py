@@ -185,9 +185,9 @@ class Weights:
             layers: What was measured of layers.
 
         """
-        for key, job in rounding_jobs(plan, qparams, stats, layers).items():
-            found = solve_in_parts(replace(job, quick=True))
-            self._summaries.append(chosen_weight(job, found))
+        jobs = rounding_jobs(plan, qparams, stats, layers)
+        for key, found in solve_in_parts({key: replace(job, quick=True) for key, job in jobs.items()}):
+            self._summaries.append(chosen_weight(jobs[key], found))
             self._take({key: replace(found, codes=self.keep(found.codes))})
             key[0].release()
 

@@ -209,7 +209,11 @@ def test_a_large_model_gives_the_bytes_of_a_small_one(recipe, external, rounding
     monkeypatch.setattr("onnxq.ir.storage.files.EXTERNAL_MINIMUM", 64)
     samples = [{"x": on_grid(floats(4, 16, seed=seed), 0.25)} for seed in range(4)]
     # The search for codes of a large model is shorter
-    monkeypatch.setattr(weights, "solve_in_parts", lambda job: solve_in_parts(replace(job, quick=False)))
+    monkeypatch.setattr(
+        weights,
+        "solve_in_parts",
+        lambda jobs: solve_in_parts({key: replace(job, quick=False) for key, job in jobs.items()}),
+    )
     reports = {}
     for limit, name in ((0, "large"), (1 << 30, "small")):
         monkeypatch.setattr(residency, "LARGE", limit)
