@@ -39,7 +39,8 @@ IN_WORK = 1 << 30  # bytes that searches take at the same time, however many pro
 WORTH = 1 << 16
 WORTH_FORK = 1 << 27  # work from which on copies of this process share it: about 0.2 s
 STEP = 1 << 16  # multiplications that take as long as a step to the next column
-TOGETHER, SEARCHED = 8 << 20, 20  # bytes of a large weight whose codes are chosen at a time; times as many are taken
+TOGETHER, SEARCHED = 2 << 20, 20  # bytes of a large weight whose codes are chosen at a time; times as many are taken
+FEWEST = 64  # channels of it at least: each step to the next column takes a while
 BATCH = 64 << 20  # bytes of large weights that copies of this process share
 FLOAT32 = 4  # bytes
 COPIES = 8  # of H, damped, ordered and decomposed, that a search holds
@@ -212,7 +213,7 @@ def _parts(job: RoundingJob) -> list[RoundingJob]:
     if weight.nbytes <= TOGETHER or len(kept) != 1 or groups > 1:
         return [job]
     count = weight.shape[kept[0]]
-    height = max(count * TOGETHER // weight.nbytes, 1)
+    height = max(count * TOGETHER // weight.nbytes, FEWEST)
     slices = ((*[slice(None)] * kept[0], slice(start, start + height)) for start in range(0, count, height))
     return [replace(job, rows=WeightRows(weight[part], axes)) for part in slices]
 

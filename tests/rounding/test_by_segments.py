@@ -112,6 +112,7 @@ def test_a_large_weight_gets_the_same_codes_some_channels_at_a_time(axes, monkey
     monkeypatch.setattr(gptq, "in_order", lambda _: (1e-2,))  # each part decides how far H is trusted
     whole = solve_all({"": job})[""]
     monkeypatch.setattr(jobs, "TOGETHER", weight.nbytes // 3)
+    monkeypatch.setattr(jobs, "FEWEST", 1)
     parts = dict(solve_in_parts({"": job}))[""]
     assert np.array_equal(whole.scales, parts.scales)
     assert np.array_equal(whole.codes, parts.codes)
