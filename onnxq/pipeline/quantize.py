@@ -218,7 +218,8 @@ class _Destination:
         """
         if self.path is None:
             return None
-        found = objection_to(source, self.path, force=self.force, reads=(*self.reads, self.timing.path))
+        reads, external = (*self.reads, self.timing.path), bool(self.external_data)
+        found = objection_to(source, self.path, force=self.force, reads=reads, external=external)
         if found is not None and (self.timing.benchmark or choose_strategy(source) is Strategy.STREAMED):
             raise found
         return found

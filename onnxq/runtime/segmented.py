@@ -175,7 +175,8 @@ class StreamedSession:
 
         """
         states = [dict(sample) for sample in samples]
-        left = [{value.name for part in self._parts[at + 1 :] for value in part.segment.inputs} for at in self._places]
+        places = range(1, len(self._parts) + 1)
+        left = [{value.name for part in self._parts[after:] for value in part.segment.inputs} for after in places]
         for part, wanted in zip(self._parts, left, strict=True):
             names = [value.name for value in part.segment.outputs]
             opened = part.opened or self._load(part)
@@ -189,10 +190,6 @@ class StreamedSession:
             del opened
             part.release()
             yield part.segment.nodes
-
-    @property
-    def _places(self) -> range:
-        return range(len(self._parts))
 
     def _given(self, name: str, values: Mapping[str, Any]) -> Any:
         tensor = self._model.graph.values[name].tensor

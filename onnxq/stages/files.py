@@ -65,8 +65,12 @@ def default_output(model: Path) -> Path:
     return model.parent / (model.name.removesuffix(".onnx") + BUILT)
 
 
-def check_result_path(model: Model, target: Path, *, force: bool, reads: Iterable[object] = ()) -> None:
+def check_result_path(
+    model: Model, target: Path, *, force: bool, reads: Iterable[object] = (), external: bool = False
+) -> None:
     """Refuse an output that is in the way, or that is the model or something else that is read, before any work."""
+    if external:
+        check_output(data_path(target), force=force, reads=reads)
     if model.path is None:
         check_output(target, force=force, reads=reads)
         return
@@ -76,7 +80,9 @@ def check_result_path(model: Model, target: Path, *, force: bool, reads: Iterabl
         check_sources(model, target)
 
 
-def objection_to(model: Model, target: Path, *, force: bool, reads: Iterable[object] = ()) -> OutputError | None:
+def objection_to(
+    model: Model, target: Path, *, force: bool, reads: Iterable[object] = (), external: bool = False
+) -> OutputError | None:
     """Return why a result cannot be written; None where it can.
 
     Args:
@@ -84,10 +90,11 @@ def objection_to(model: Model, target: Path, *, force: bool, reads: Iterable[obj
         target: Where the result is to go.
         force: Whether an old one is replaced.
         reads: Other things that the run reads.
+        external: Whether weights are to have a file of their own.
 
     """
     try:
-        check_result_path(model, target, force=force, reads=reads)
+        check_result_path(model, target, force=force, reads=reads, external=external)
     except OutputError as error:
         return error
     return None

@@ -46,6 +46,18 @@ def test_an_old_result_is_replaced_by_force_alone(model: Model, tmp_path: Path) 
     assert objection_to(model, old, force=True, reads=[old]) is not None
 
 
+def test_a_file_of_weights_is_in_the_way_where_weights_get_one(model: Model, tmp_path: Path) -> None:
+    output, weights = tmp_path / "q.onnx", tmp_path / "q.onnx.data"
+    weights.write_bytes(b"old")
+    assert objection_to(model, output, force=False) is None
+    assert objection_to(model, output, force=False, external=True) is not None
+    assert objection_to(model, output, force=True, external=True) is None
+    weights.unlink()
+    weights.mkdir()
+    found = objection_to(model, output, force=True, external=True)
+    assert "q.onnx.data is a folder" in str(found)
+
+
 def test_data_are_given_once(model: Model) -> None:
     rows = np.ones((6, 2), np.float32)
     assert open_data(model, [], None, None) is None
