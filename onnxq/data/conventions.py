@@ -15,6 +15,7 @@ import numpy as np
 from onnxq.data.input_summary import InputSummary
 
 BYTE, SHORT = 255.0, 32768.0  # scales of pictures in 8 bit and of sound in 16 bit
+COLOURS = 3  # channels of a picture that is not grey
 FAR_OUT, MOST_OUT = 2.0, 6.0  # times the range of ImageNet's: twice makes -11.4 … 9.9 of -2.1 … 2.6
 SLACK = 0.02  # how far values may lie outside a convention's range, as a share of it
 
@@ -106,7 +107,7 @@ def other_values(summary: InputSummary) -> Iterator[OtherValues]:
         for other in CONVENTIONS:
             if other is not own:
                 yield _converted(own, other, summary)
-    if len(summary.channels) == 3 and summary.channel_axis is not None:
+    if len(summary.channels) == COLOURS and summary.channel_axis is not None:
         yield _swapped(summary.channel_axis)
         if _is_twice(summary.values.least, summary.values.greatest):
             yield _once(summary.channel_axis)

@@ -12,6 +12,7 @@ from itertools import combinations
 
 import numpy as np
 
+from onnxq.data.conventions import SHORT
 from onnxq.data.input_summary import InputSummaries, InputSummary, short
 from onnxq.data.normalization import CODE, normalization_warnings
 from onnxq.data.output_checks import output_warnings
@@ -33,8 +34,8 @@ from onnxq.warning import WarningLine
 FEW = 16  # samples below which ranges are a matter of luck
 FEWEST_SEEN, MOST_SEEN = 500, 1 << 27  # samples, and elements of all: what a look takes of very many
 MANY_ROWS = 100  # of a table of words: those of token types and places may all be 0
-LEAST_SOUND, QUIETEST = 512, 1.02 / 32768  # values of a recording, and the most of them after two divisions
-SHORT = 3  # numbers of a sample that may be the same in all
+LEAST_SOUND, QUIETEST = 512, 1.02 / SHORT  # values of a recording, and the most of them after two divisions
+FEW_NUMBERS = 3  # of a sample, that may be the same in all
 MANY_EQUAL = 0.25  # share of samples that equal another one
 MOST_RUN, MOST_ELEMENTS = 12, 1 << 21  # samples that are run, and their elements
 LEAST_REPEATED = 4  # samples in which two inputs have to be equal
@@ -373,7 +374,7 @@ def _of_repeated_inputs(samples: Sequence[Sample]) -> Iterator[WarningLine]:
 
 def _is_sequence(samples: Sequence[Sample], name: str) -> bool:
     """Whether an input holds several numbers a sample; one may tell the language or the speaker, which stays."""
-    return all(sample[name].size > SHORT for sample in samples)
+    return all(sample[name].size > FEW_NUMBERS for sample in samples)
 
 
 def _of_ids(model: Model, summaries: Iterable[InputSummary], samples: Sequence[Sample]) -> Iterator[WarningLine]:

@@ -19,8 +19,16 @@ from onnxq.pipeline.add_metrics import add_metrics
 from onnxq.pipeline.offload import spill_moments, spill_weights
 from onnxq.pipeline.request import Quantized, Request
 from onnxq.pipeline.schedule import Schedule
-from onnxq.pipeline.settling import Rewritten, also_asked_for, expected_on_others, rewrite_settled, search_nodes
-from onnxq.pipeline.untransformed import copy_before_transforms, stored_untransformed
+from onnxq.pipeline.settling import (
+    Rewritten,
+    also_asked_for,
+    expected_on_others,
+    rewrite_settled,
+    search_nodes,
+    stored_if_in_vain,
+    with_expected,
+)
+from onnxq.pipeline.untransformed import copy_before_transforms
 from onnxq.progress import expect
 from onnxq.report import Report
 from onnxq.report.details import kernels_of, layer_sizes, operator_times
@@ -104,9 +112,7 @@ def _choose_and_rewrite(prepared: Prepared, split: HoldoutSplit, request: Reques
     if stats is None:
         spill_moments(variants.stats, request.scratch)
     outcome = search_nodes(variants, request)
-    stored = None
-    if before is not None and not variants.planned(outcome.choices).in_integers:
-        stored = stored_untransformed(before)
+    stored = stored_if_in_vain(before, variants, outcome)
     if stored is not None:
         _expect(stored, split, request)
         del variants
@@ -161,8 +167,7 @@ def _verified(rewritten: Rewritten, before: Model, probe: Samples, request: Requ
     fitted = on_all and (prepared.plan.calibrated() or report.weights)
     judged = probe.describe(comparison.samples) + (FITTED if fitted else "")
     report = replace(report, comparison=comparison, samples=judged, families=families)
-    if halves is not None and data is not None:
-        report = replace(report, cross_validation=halves.expected(comparison, data.count or halves.samples))
+    report = with_expected(report, halves, comparison, data)
     if detailed:
         observer.step("details")
         report = _with_details(report, baseline.model, model, model.serialize(), probe)

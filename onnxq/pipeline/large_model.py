@@ -23,8 +23,16 @@ from onnxq.pipeline.add_metrics import add_metrics
 from onnxq.pipeline.offload import release_pages, store_computed
 from onnxq.pipeline.plan import plan_report
 from onnxq.pipeline.request import Quantized, Request
-from onnxq.pipeline.settling import Rewritten, also_asked_for, expected_on_others, rewrite_settled, search_nodes
-from onnxq.pipeline.untransformed import copy_before_transforms, stored_untransformed
+from onnxq.pipeline.settling import (
+    Rewritten,
+    also_asked_for,
+    expected_on_others,
+    rewrite_settled,
+    search_nodes,
+    stored_if_in_vain,
+    with_expected,
+)
+from onnxq.pipeline.untransformed import copy_before_transforms
 from onnxq.planning.decision import Choices
 from onnxq.progress import Observer
 from onnxq.report import Report, activation_records
@@ -92,9 +100,7 @@ def quantize_large(prepared: Prepared, request: Request) -> Quantized:
         observer.step("layers")
         comparison = with_layers(comparison, before, model, probe)
     report = replace(report, comparison=comparison, samples=probe.describe(comparison.samples))
-    if halves is not None and request.samples is not None:
-        count = request.samples.count or halves.samples
-        report = replace(report, cross_validation=halves.expected(comparison, count))
+    report = with_expected(report, halves, comparison, request.samples)
     perplexity = None if watched is None else watched.comparison()
     result = add_metrics(Quantized(model, report), before, baseline, request, perplexity, fast=prepared.fast)
     target, most = prepared.plan.recipe.scheme.target, request.budget.max_size
@@ -122,11 +128,10 @@ def _choose_and_rewrite(prepared: Prepared, split: HoldoutSplit, request: Reques
             spool=spool,
         )
         outcome = search_nodes(variants, request)
-        if before is not None and not variants.planned(outcome.choices).in_integers:
-            stored = stored_untransformed(before)
-            if stored is not None:
-                del variants
-                return _choose_and_rewrite(stored, split, request)
+        stored = stored_if_in_vain(before, variants, outcome)
+        if stored is not None:
+            del variants
+            return _choose_and_rewrite(stored, split, request)
         outcome = settle_codes(variants, budget, outcome)
         halves = expected_on_others(variants, outcome, request)
         made = rewrite_settled(variants, outcome, halves, request)

@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+from onnxq.data.samples import Samples
 from onnxq.ir import Model, Value
 from onnxq.lowering.rewrite import rewrite
 from onnxq.pipeline.offload import release_pages
 from onnxq.pipeline.plan import plan_report
 from onnxq.pipeline.request import Request
+from onnxq.pipeline.untransformed import stored_untransformed
 from onnxq.report import Report, activation_records
 from onnxq.search.bias_correction import correct_biases
 from onnxq.search.cross_validation import CrossValidated, cross_validate
@@ -23,6 +25,7 @@ from onnxq.search.without_data import settle_without_data
 from onnxq.stages.measure import also_in_8bit
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, exclude_unreached_bodies
+from onnxq.verification.compare import Comparison
 from onnxq.verification.families import predicted_latencies
 
 FEWER = "calibrated on {} of {} samples: a fast run takes no more than it has time for"
@@ -62,6 +65,22 @@ def expected_on_others(variants: Variants, outcome: SearchOutcome, request: Requ
         return None
     request.observer.step("cross-validate")
     return cross_validate(variants, outcome.choices)
+
+
+def with_expected(
+    report: Report, halves: CrossValidated | None, comparison: Comparison, samples: Samples | None
+) -> Report:
+    """Put into a report what others are expected to lose, if it was told."""
+    if halves is None or samples is None:
+        return report
+    return replace(report, cross_validation=halves.expected(comparison, samples.count or halves.samples))
+
+
+def stored_if_in_vain(before: Prepared | None, variants: Variants, outcome: SearchOutcome) -> Prepared | None:
+    """Plan to store the weights of a copy from before channels were divided, if the search left no integer product."""
+    if before is None or variants.planned(outcome.choices).in_integers:
+        return None
+    return stored_untransformed(before)
 
 
 def also_asked_for(prepared: Prepared, request: Request) -> list[Value]:

@@ -13,6 +13,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from threading import Condition
 from typing import TypeVar
 
@@ -189,20 +190,27 @@ def solve_in_parts(jobs: Mapping[K, RoundingJob]) -> Iterator[tuple[K, RoundedWe
         jobs: What to do; no least scale is asked for.
 
     """
-    batch: dict[K, list[RoundingJob]] = {}
-    size, last = 0, len(jobs) - 1
-    for place, (key, job) in enumerate(jobs.items()):
-        batch[key] = _parts(job)
-        size += math.prod(job.rows.shape) * FLOAT32
-        if size < BATCH and place < last:
-            continue
-        parts = [part for parts in batch.values() for part in parts]
+    for batch in _batches(jobs):
+        parts = {key: _parts(job) for key, job in batch.items()}
         with single_threaded_blas():
-            found = iter(run_forked(solve, parts, task_bytes=SEARCHED * TOGETHER))
+            found = iter(run_forked(solve, list(chain(*parts.values())), task_bytes=SEARCHED * TOGETHER))
         trim_heap(SEARCHED * TOGETHER)
-        for each, own in batch.items():
-            yield each, _joined([next(found) for _ in own])
-        batch, size = {}, 0
+        for key, own in parts.items():
+            yield key, _joined(list(islice(found, len(own))))
+
+
+def _batches(jobs: Mapping[K, RoundingJob]) -> Iterator[dict[K, RoundingJob]]:
+    """Split jobs, in their order, where the weights reach `BATCH` bytes in float32."""
+    batch: dict[K, RoundingJob] = {}
+    size = 0
+    for key, job in jobs.items():
+        batch[key] = job
+        size += math.prod(job.rows.shape) * FLOAT32
+        if size >= BATCH:
+            yield batch
+            batch, size = {}, 0
+    if batch:
+        yield batch
 
 
 def _parts(job: RoundingJob) -> list[RoundingJob]:

@@ -49,14 +49,14 @@ class _Part:
     Attributes:
         segment: The segment.
         packs: Whether its weights are packed in advance.
-        dead: Values that nothing reads behind it.
+        ended: Values that no segment reads behind it.
         opened: Its session; None where that is opened for each run.
 
     """
 
     segment: Segment
     packs: bool
-    dead: list[str] = field(default_factory=list)
+    ended: set[str] = field(default_factory=set)
     opened: _Opened | None = None
 
     def release(self) -> None:
@@ -123,11 +123,11 @@ class StreamedSession:
         folds = settings.optimize != "none"
         self._parts = [_Part(segment, _can_pack(segment, folds=folds)) for segment in segments if segment.outputs]
         self._listed = [value.name for value in model.graph.outputs]
-        wanted = {value.name for value in (*model.graph.outputs, *taps)}
+        self._wanted = {value.name for value in (*model.graph.outputs, *taps)}
         seen: set[str] = set()
         for part in reversed(self._parts):
             read = {value.name for value in (*part.segment.inputs, *part.segment.outputs)}
-            part.dead = sorted(read - seen - wanted)
+            part.ended = read - seen
             seen |= read
         self._arguments: dict[str, Argument] = {}
         self._packed = 0
@@ -153,7 +153,7 @@ class StreamedSession:
             values.update(zip(names, opened.session.run(names, inputs, run_options), strict=True))
             del opened
             part.release()
-            for name in part.dead:
+            for name in part.ended - self._wanted:
                 values.pop(name, None)
         return [self._given(name, values) for name in wanted]
 
@@ -175,18 +175,16 @@ class StreamedSession:
 
         """
         states = [dict(sample) for sample in samples]
-        places = range(1, len(self._parts) + 1)
-        left = [{value.name for part in self._parts[after:] for value in part.segment.inputs} for after in places]
-        for part, wanted in zip(self._parts, left, strict=True):
+        for part in self._parts:
             names = [value.name for value in part.segment.outputs]
             opened = part.opened or self._load(part)
             for state in states:
                 inputs = {value.name: state[value.name] for value in part.segment.inputs}
                 made = dict(zip(names, opened.session.run(names, inputs), strict=True))
                 look(part.segment.nodes, {**inputs, **made})
-                state.update((name, keep(array)) for name, array in made.items() if name in wanted)
-                for name in state.keys() - wanted:
-                    del state[name]
+                state.update((name, keep(array)) for name, array in made.items() if name not in part.ended)
+                for name in part.ended:
+                    state.pop(name, None)
             del opened
             part.release()
             yield part.segment.nodes

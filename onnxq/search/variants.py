@@ -220,7 +220,7 @@ def calibrate_and_round(
         detailed: Whether statistics are for a report as well.
         others: What is measured besides, for plans of the search.
         choose_bits: Plans the bits of weights in blocks, by samples and statistics.
-        spool: Where codes are kept if variants run in segments; such codes are to nearest.
+        spool: Where codes are kept if variants run in segments; they are chosen segment by segment.
 
     """
     tried = HoldoutChoice()

@@ -23,9 +23,7 @@ from onnxq.stages.prepared import Prepared
 
 def copy_prepared(prepared: Prepared, choices: Choices | None = None, *, costs_count: bool = True) -> Prepared:
     """Return a copy to change, weights shared, planned with other choices where there are any."""
-    collect_garbage(prepared.model)  # what was tried before
-    model = prepared.model.copy()
-    infer_types(model)
+    model = _copied(prepared)
     if costs_count and (choices is None or choices == prepared.plan.choices):
         plan = copy_plan(prepared.plan, prepared.model, model)
         if plan is not None:
@@ -38,10 +36,15 @@ def copy_prepared(prepared: Prepared, choices: Choices | None = None, *, costs_c
 
 def copy_planned(prepared: Prepared, plan: Plan) -> Prepared:
     """Return a copy to change, as a plan of the model has it; for models that `can_copy_plans`."""
-    collect_garbage(prepared.model)
+    model = _copied(prepared)
+    return replace(prepared, model=model, plan=plan_of_copy(plan, prepared.model, model))
+
+
+def _copied(prepared: Prepared) -> Model:
+    collect_garbage(prepared.model)  # what was tried before
     model = prepared.model.copy()
     infer_types(model)
-    return replace(prepared, model=model, plan=plan_of_copy(plan, prepared.model, model))
+    return model
 
 
 def replan(

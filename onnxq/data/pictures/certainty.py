@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.data.conventions import convention_of
+from onnxq.data.conventions import COLOURS, convention_of
 from onnxq.data.input_summary import InputSummary
 from onnxq.data.validation import Sample
 from onnxq.runtime.session import Session, run_session
@@ -33,7 +33,6 @@ SURE, SURER = 0.8, 0.01  # mean probability of the chosen class by such scores, 
 MOST_DOUBT = 0.15  # mean entropy of numbers from 0 to 1 that are probabilities, in nats: coordinates have 0.4 and more
 WIDE = 1.2  # span of values that 0 … 1 takes contrast from
 FLOOR = 1e-6  # of a probability
-COLOURS = 3
 
 
 @dataclass(frozen=True)

@@ -16,21 +16,20 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from onnxq.data.conventions import BYTE, IMAGENET
+from onnxq.data.conventions import BYTE, COLOURS, IMAGENET
 from onnxq.data.input_summary import ChannelSummary, InputSummary, short
+from onnxq.data.normalization import CODE
 from onnxq.data.pictures.noise import LEAST_SIDE, LEAST_VALUES, looked_at
 from onnxq.data.validation import Sample
 from onnxq.text import join_words
 from onnxq.warning import WarningLine
 
-CODE = "wrong-normalization"
 SLACK = 1.02  # of a greatest value
 HARDLY = 0.01  # of a channel's greatest value: how far it varies after two divisions
 NEARLY_BLACK, RATHER_WHITE = 5 / 255, 0.7  # of the darkest pixels, and of the brightest ones
 JUMP, LEAST_JUMPS = 0.75, 0.005  # of the range between neighbours, and the share of neighbours that differ so
 NEARER = 0.7  # of the difference between neighbours: the most after halves are exchanged
 ENDS, MOST_AT_ENDS = 0.05, 0.3  # of the range, and the share of pixels there
-COLOURS = 3
 
 
 def slip_warnings(samples: Sequence[Sample], summaries: Iterable[InputSummary]) -> Iterator[WarningLine]:
