@@ -329,10 +329,20 @@ def _of_files(given: Samples, summaries: Iterable[InputSummary], found: Sequence
             yield WarningLine("constant-samples", message, "Give real samples: nothing can be measured from constants.")
 
 
+def _marks_content(summary: InputSummary) -> bool:
+    """Whether an input holds 1 where there is content, as attention masks of texts do.
+
+    Masks of pictures, and those that PyTorch names after padding, mostly hold 1 where there is none.
+    """
+    name, (kind, _, shape) = summary.name.lower(), summary.type.partition("[")
+    of_text = "attention" in name or kind.startswith(("int", "uint"))
+    return "mask" in name and "pad" not in name and of_text and shape.count(",") <= 1  # [samples, tokens]
+
+
 def _of_values(summaries: Iterable[InputSummary]) -> Iterator[WarningLine]:
     for summary in summaries:
         values = summary.values
-        if "mask" in summary.name.lower() and values is not None and values.least == values.greatest == 0:
+        if _marks_content(summary) and values is not None and values.least == values.greatest == 0:
             message = f"every value of '{summary.name}' is 0, which hides all of a sample from the model"
             yield WarningLine("empty-mask", message, "Give 1 where a sample has content, and 0 where it is padded.")
         whole_mask = summary.name.lower().endswith("mask") and summary.type.startswith("int")

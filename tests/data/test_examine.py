@@ -287,6 +287,14 @@ def test_a_mask_of_zeros_and_samples_that_do_not_run() -> None:
     assert codes(text, samples)[-1] == "not-run"
 
 
+@pytest.mark.parametrize("mask", ["float[1, 1, 4, 4] mask", "bool[n, 16] src_key_padding_mask"])
+def test_a_mask_of_padding_may_be_zeros(mask: str) -> None:
+    text = f"main (float[n, 5] x, {mask}) => (float[n, 5] y, {mask.split('[')[0]}[a] z) {{ y = Neg(x) "
+    text += f"shape = Constant<value_ints = [-1]>() z = Reshape({mask.split()[-1]}, shape) }}"
+    kind, sizes = (np.float32, (1, 1, 4, 4)) if "float" in mask else (bool, (1, 16))
+    assert "empty-mask" not in codes(text, [{**one, mask.split()[-1]: np.zeros(sizes, kind)} for one in table()])
+
+
 def test_sizes_that_have_to_be_multiples_are_named() -> None:
     fours = model(
         "main (float[n, length] x) => (float[n, m, 4] y) <int64[3] shape = {0, -1, 4}> { y = Reshape(x, shape) }"
