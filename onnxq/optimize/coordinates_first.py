@@ -210,7 +210,7 @@ def _given(patch: Patch, node: Node, slot: int, first: dict[Value, Value], regio
     if value is None or value in first:
         return first[value] if value is not None else None
     if node.op_type == "Slice" and slot == 3:
-        return patch.constant(np.zeros(1, np.int64), f"{value.name}_first")
+        return patch.constant(np.zeros(1, value.elements.numpy().dtype), f"{value.name}_first")
     if node.op_type in ("Slice", "Split") or (value.constant is not None and not value.constant.shape):
         return value
     array = _placed(value, region.lead)

@@ -260,7 +260,7 @@ def _dequantized(pair: Node, codes: Value, columns: Columns, patch: Patch) -> Va
     assert made is not None
     each = pair.inputs[0].shape[:1] if pair.inputs[0] is not None and pair.inputs[0].shape is not None else ()
     scales = [
-        _repeated(value, columns, patch) if value is not None and value.shape == each else value
+        _repeated(value, columns, patch) if value is not None and value.shape == each != (1,) else value
         for value in pair.inputs[1:]
     ]
     return patch.op("DequantizeLinear", codes, *scales, hint=f"{made.name}_blocks", **pair.attributes())

@@ -215,7 +215,7 @@ class _ChannelPadding:
             codes, *scales = (value.constant.numpy() for value in pair.inputs if value and value.constant)
             ends = [(0, filters), (0, channels)][: codes.ndim] + [(0, 0)] * (codes.ndim - 2)
             arrays = [np.pad(codes, ends)]  # scales of zeros say nothing, so they are as the last one
-            arrays += [np.pad(scale, (0, filters), mode="edge") if scale.ndim else scale for scale in scales]
+            arrays += [np.pad(each, (0, filters), mode="edge") if each.size > 1 else each for each in scales]
             names = [f"{value.name}_wide" for value in pair.inputs if value]
             constants = [patch.constant(array, name) for array, name in zip(arrays, names, strict=True)]
             hint = f"{pair.outputs[0].name}_wide" if pair.outputs[0] else ""

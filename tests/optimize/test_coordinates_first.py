@@ -49,6 +49,14 @@ def test_boxes_are_decoded_with_coordinates_in_front() -> None:
     assert [step.name for step in made.graph.node if step.op_type in ("Split", "Concat")] == ["n_p", "n_y"]
 
 
+def test_bounds_of_32_bits_stay_of_one_type() -> None:
+    bounds = {name: WEIGHTS[name].astype(np.int32) for name in ("zero", "two", "four", "last")}
+    steps = [node("Slice", "x zero two last", "p"), node("Slice", "x two four last", "q"), *DECODE[1:]]
+    proto = build(steps, {"x": [1, ROWS, 4]}, ["y"], WEIGHTS | bounds, 13)
+    _, count = changed_alike(proto, put_coordinates_first, {"x": floats(1, ROWS, 4)})
+    assert count == 1
+
+
 @pytest.mark.parametrize("batch", [2, "N"])
 def test_several_samples(batch: int | str) -> None:
     steps = [

@@ -179,6 +179,14 @@ def test_one_scale_for_all_filters_stays_one(shape: tuple[int, ...]) -> None:
     assert count_ops(made)["Concat"] == 2  # the weight, and the codes of the bias
 
 
+def test_the_scale_of_a_single_filter_has_no_axis() -> None:
+    proto = one_conv(1, 1, 3, 3, pads=[1] * 4)
+    for step in proto.graph.node:
+        if step.op_type == "DequantizeLinear":
+            del step.attribute[:]
+    assert folded(proto)[1] == 1
+
+
 def test_without_kernel_times_nothing_is_folded() -> None:
     assert applied(fold_columns, typed(one_conv(16, 1, 3, 3, pads=[1] * 4)), load_target("qnn")) == 0
 

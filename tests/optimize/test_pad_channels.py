@@ -78,6 +78,15 @@ def test_filters_that_somebody_else_reads_are_cut_off_where_that_pays() -> None:
     assert count_ops(made)["Slice"] == 1
 
 
+def test_one_scale_for_all_filters_stays_one_whatever_its_axes() -> None:
+    net = Convs(1, 32, 16, 16)
+    y = net.conv(net.quantize("x"), "a", 9, 32, 3, 3, pads=[1] * 4)
+    net.weights |= {name: net.weights[name][:1] for name in ("a_s", "a_z", "a_t")}
+    made, changed = aligned(net.model(y))
+    assert changed == 1
+    assert shapes_of(made) == {"a": (16, 32, 3, 3)}
+
+
 @pytest.mark.parametrize(("filters", "kernel", "side"), [(9, 3, 8), (9, 1, 32), (20, 3, 32), (16, 3, 32)])
 def test_they_are_not_where_it_does_not(filters: int, kernel: int, side: int) -> None:
     """Few pixels, a window of one place, or kernels that are fast as it is."""

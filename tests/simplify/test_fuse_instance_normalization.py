@@ -14,6 +14,7 @@ CONSTANTS: dict[str, Any] = {
     "rows": np.array([2, 3, 1, 63]),
     "two": np.float32(2),
     "e": np.float32(1e-3),
+    "e5": np.full((1, 1, 1, 1, 1), 1e-3, np.float32),
     "g": floats(3, 1, 1, seed=2),
     "b": floats(1, 3, 1, 1, seed=3),
     "wide": floats(1, 3, 9, 1, seed=4),
@@ -77,3 +78,9 @@ def test_other_means_stay(steps: list[str]) -> None:
     found = simplified(text(*steps, *END, "y = Mul (n, g)"), CONSTANTS, NAME, 13)
     assert not found.notes
     assert "InstanceNormalization" not in [node.op_type for node in found.model.graph.nodes]
+
+
+def test_an_epsilon_of_more_axes_gives_the_result_more_axes() -> None:
+    steps = [*DIRECT, *(step.replace("(v, e)", "(v, e5)") for step in END), "y = Relu (n)"]
+    wider = text(*steps).replace("(float[2,3,9,7] y)", "(float[1,2,3,9,7] y)")
+    assert not simplified(wider, CONSTANTS, NAME, 13).notes

@@ -69,6 +69,8 @@ def _channels(found: Match) -> int | None:
     x, shape = found["x"], found["x"].shape
     if x.dtype != TensorProto.FLOAT or shape is None or len(shape) < 3 or not isinstance(shape[1], int):
         return None
+    if len(found.tensor("epsilon").shape) > len(shape):  # then the result has more axes, too
+        return None
     over = [_over_places(found.node("mean"), x), _over_places(found.node("variance"), found["centred"])]
     return shape[1] if all(over) else None
 
