@@ -73,6 +73,11 @@ def test_attention_becomes_products_around_a_softmax(inputs, feeds, settings):
     assert_same(proto, found, [{**FEED, **feeds}], rtol=2e-6)
 
 
+def test_attention_of_no_samples_at_all_gives_none():
+    proto = contrib([fused("Attention", "x w b", num_heads=4)], X, QKV)
+    assert_same(proto, simplified(proto, "decompose_ort_fusions"), [{"x": floats(0, 5, 32)}, {"x": floats(2, 0, 32)}])
+
+
 def test_parts_of_attention_may_differ_in_width_and_something_may_be_added_to_its_scores():
     weights = {"w": floats(32, 80, scale=0.3), "b": floats(80), "more": floats(1, 4, 5, 5, seed=9)}
     made = fused("Attention", "x w b - - more", num_heads=4, qkv_hidden_sizes=[32, 32, 16])

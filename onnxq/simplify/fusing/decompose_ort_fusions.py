@@ -166,7 +166,10 @@ def _attention(patch: Patch, node: Node) -> bool:
         return False
     name = node.label
     parts = _parts(patch, value, matrix.numpy(), bias, sizes, name)
-    q, k, v = (_heads(patch, part, heads, perm, name) for part, perm in zip(parts, PERMUTATIONS, strict=True))
+    shapes = ((heads, size // heads) for size in sizes)
+    q, k, v = (
+        _heads(patch, part, shape, perm, name) for part, shape, perm in zip(parts, shapes, PERMUTATIONS, strict=True)
+    )
     scale = float(node.attribute("scale", 0.0)) or 1 / math.sqrt(sizes[0] // heads)
     scores = patch.op("MatMul", q, k, hint=f"{name}_products")
     scores = patch.op("Mul", scores, _number(patch, scale, weight.dtype, f"{name}_scale"), hint=f"{name}_scores")
@@ -196,8 +199,8 @@ def _parts(
         yield made
 
 
-def _heads(patch: Patch, value: Value, heads: int, perm: tuple[int, ...], name: str) -> Value:
-    target = patch.constant(np.array([0, 0, heads, -1], np.int64), f"{name}_heads")
+def _heads(patch: Patch, value: Value, shape: tuple[int, int], perm: tuple[int, ...], name: str) -> Value:
+    target = patch.constant(np.array([0, 0, *shape], np.int64), f"{name}_heads")
     return patch.op("Transpose", patch.op("Reshape", value, target), perm=list(perm))
 
 
