@@ -105,7 +105,7 @@ def integer_conv(node: Node) -> IntegerConv | None:
     if not (unsigned(pair) and unsigned(quantize)) or read is None or made is None:
         return None
     stated = (*weight.inputs[1:], *(bias.inputs if bias is not None else ()))
-    if any(value is None or value.constant is None for value in stated):
+    if any(value is None or value.constant is None for value in stated) or not _by_filter(weight):
         return None
     group = int(node.attribute("group", 1))
     if group > 1 and codes.shape[:2] != (group, 1):
@@ -116,6 +116,12 @@ def integer_conv(node: Node) -> IntegerConv | None:
 def multiple_of(number: int, count: int) -> int:
     """Return the least multiple of a number that is no less than a count."""
     return -(-count // number) * number
+
+
+def _by_filter(weight: Node) -> bool:
+    """Whether a weight has one scale, or one for each filter: others have one for each channel, or each block."""
+    scale = weight.constant(1)
+    return scale is not None and (scale.size == 1 or (len(scale.shape) == 1 and weight.attribute("axis", 1) == 0))
 
 
 def _constant(node: Node, slot: int) -> np.ndarray | None:

@@ -87,6 +87,14 @@ def test_one_scale_for_all_filters_stays_one_whatever_its_axes() -> None:
     assert shapes_of(made) == {"a": (16, 32, 3, 3)}
 
 
+def test_a_scale_for_each_channel_that_is_read_keeps_a_conv_as_it_is() -> None:
+    net = Convs(1, 9, 16, 16)
+    proto = net.model(net.conv(net.quantize("x"), "a", 9, 9, 3, 3, pads=[1] * 4))
+    weight = next(step for step in proto.graph.node if step.output[0] == "a_f")
+    weight.attribute[0].i = 1
+    assert aligned(proto)[1] == 0
+
+
 @pytest.mark.parametrize(("filters", "kernel", "side"), [(9, 3, 8), (9, 1, 32), (20, 3, 32), (16, 3, 32)])
 def test_they_are_not_where_it_does_not(filters: int, kernel: int, side: int) -> None:
     """Few pixels, a window of one place, or kernels that are fast as it is."""
