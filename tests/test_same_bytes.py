@@ -37,3 +37,23 @@ def digests(family: str, folder: Path) -> list[str]:
 def test_processors_write_the_same_bytes(tmp_path: Path) -> None:
     native, *others = (digests(family, tmp_path) for family in (NATIVE, *FAMILIES))
     assert others == [native] * len(FAMILIES)
+
+
+def built(family: str, folder: Path) -> str:
+    """Build a model of a project as if on a processor of a family; return the SHA-256 of the file."""
+    home = folder / family
+    home.mkdir()
+    for name in ("digits_cnn.onnx", "digits_calibration.npz"):
+        (home / name).symlink_to(SAMPLES / name)
+    entry = '[[models]]\nfloat = "digits_cnn.onnx"\ndata = ["digits_calibration.npz"]\nfast = true\nsamples = 24\n'
+    (home / "onnxq.toml").write_text(entry)
+    variables = dict(os.environ) if family == NATIVE else environment(family)
+    subprocess.run(
+        [sys.executable, "-m", "onnxq", "quantize"], cwd=home, env=variables, check=True, capture_output=True
+    )
+    return hashlib.sha256((home / "digits_cnn.int8.onnx").read_bytes()).hexdigest()
+
+
+@pytest.mark.skipif(not FAMILIES, reason="this machine cannot mask CPUID")
+def test_processors_build_the_same_bytes_for_a_project(tmp_path: Path) -> None:
+    assert built(NATIVE, tmp_path) == built(FAMILIES[-1], tmp_path)

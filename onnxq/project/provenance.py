@@ -31,6 +31,7 @@ from onnxq.pipeline.options import QuantizeOptions, declarations
 from onnxq.planning.recipe import Recipe, choose_recipe
 from onnxq.project.entry import Entry
 from onnxq.project.rules import CheckRule
+from onnxq.search.resolution import RESOLUTION
 from onnxq.targets.host import host_family, processor_name
 from onnxq.text import join_words
 from onnxq.verification.records import Comparison, MetricComparison, OutputComparison
@@ -52,6 +53,7 @@ HASHED = (
     "custom_ops",
 )  # options whose files are hashed, or need not be
 BLOCK = 1 << 20
+METRIC_VALUES, METRIC_DIGITS = ("float_value", "quantized_value"), 5
 
 
 def gather(entry: Entry, source: Model) -> dict[str, Any]:
@@ -208,8 +210,10 @@ def record(
     """
     entries = {INPUTS: json.dumps({**wanted, **written}, ensure_ascii=False)}
     if comparison is not None:
-        outputs = [{key: _rounded(value) for key, value in asdict(o).items()} for o in comparison.outputs]
-        metric = None if comparison.metric is None else _finite(asdict(comparison.metric))
+        outputs = [{key: _rounded(key, value) for key, value in asdict(o).items()} for o in comparison.outputs]
+        metric = None
+        if comparison.metric is not None:
+            metric = {key: _rounded(key, value) for key, value in asdict(comparison.metric).items()}
         if metric is not None and not metric["is_distance"]:
             del metric["is_distance"]  # models that were built before it was recorded keep their bytes
         measured = {"samples": comparison.samples, "outputs": outputs, "metric": metric, **_runtime(families)}
@@ -220,7 +224,8 @@ def record(
 def _runtime(families: Collection[FamilyFigures]) -> dict[str, str]:
     """Say what measured the figures; the processor only if they depend on it, or each would write another file."""
     found = {"onnxruntime": installed_version("onnxruntime") or "unknown"}
-    if any(one.saturates for one in families):
+    reached = {None if one.sqnr is None else _rounded("sqnr", one.sqnr) for one in families}
+    if any(one.saturates for one in families) and (len(reached) > 1 or None in reached):
         found |= {"processor": processor_name(), "family": host_family()}
     return found
 
@@ -364,16 +369,21 @@ def _parsed(text: str | None) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _rounded(value: Any) -> Any:
-    """Six digits of a float, so that the file says no more than was measured; null where it is not finite."""
+def _rounded(key: str, value: Any) -> Any:
+    """Round a figure by its name, so that the last bits of float kernels don't show; null where it is not finite.
+
+    An SQNR and a largest error are rounded to what is better: a check finds no limit missed that the build has met.
+    """
     if not isinstance(value, float):
         return value
-    return float(f"{value:.6g}") if math.isfinite(value) else None
-
-
-def _finite(record: dict[str, Any]) -> dict[str, Any]:
-    """Return null for numbers that are not finite, which JSON lacks."""
-    return {key: None if isinstance(one, float) and not math.isfinite(one) else one for key, one in record.items()}
+    if not math.isfinite(value):
+        return None
+    if key == "sqnr":
+        return math.ceil(value / RESOLUTION - 1e-6) / round(1 / RESOLUTION)
+    if key == "max_abs" and value:
+        unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+        return float(f"{math.floor(value / unit + 1e-6) * unit:.3g}")
+    return float(f"{value:.{METRIC_DIGITS if key in METRIC_VALUES else 6}g}")
 
 
 def _metric(given: dict[str, Any]) -> MetricComparison:

@@ -4,6 +4,7 @@ import math
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,6 +12,8 @@ import onnxruntime
 import pytest
 from helpers import build as build_proto
 from helpers import floats, graph, node
+from hypothesis import given
+from hypothesis import strategies as st
 
 from onnxq.errors import CheckFailed, DataError, ModelError
 from onnxq.ir import load
@@ -21,7 +24,7 @@ from onnxq.project.outcome import Built
 from onnxq.project.provenance import INPUTS, MEASURED, gather, record, recorded_comparison
 from onnxq.targets.host import host_family, processor_name
 from onnxq.verification.families import FamilyFigures
-from onnxq.verification.records import Comparison, MetricComparison
+from onnxq.verification.records import Comparison, MetricComparison, OutputComparison
 from onnxq.version import __version__
 
 FLOAT, QUANTIZED, DATA = Path("models/cnn.onnx"), Path("models/cnn.int8.onnx"), Path("data/calibration.npz")
@@ -82,9 +85,26 @@ def test_a_record_names_the_processor_only_where_figures_depend_on_it() -> None:
     same = [FamilyFigures("cpu-avx2", 40.0), FamilyFigures("cpu-vnni", 40.0, here=True)]
     entry = json.loads(record({}, {}, compared, same)[MEASURED])
     assert set(entry) == {"samples", "outputs", "metric", "onnxruntime"}
+    harmless = [FamilyFigures("cpu-avx2", 40.0, saturates=True), same[1]]
+    assert set(json.loads(record({}, {}, compared, harmless)[MEASURED])) == set(entry)
     differing = [FamilyFigures("cpu-avx2", 30.0, saturates=True), same[1]]
     entry = json.loads(record({}, {}, compared, differing)[MEASURED])
     assert (entry["processor"], entry["family"]) == (processor_name(), host_family())
+
+
+@given(st.floats(1, 99), st.floats(1e-9, 1e6))
+def test_a_record_keeps_to_limits_that_were_met_and_hides_last_bits(sqnr: float, error: float) -> None:
+    def recorded(sqnr: float, error: float) -> dict[str, Any]:
+        output = OutputComparison("y", "float32", 9, False, sqnr, error, 0.999, 100.0)
+        metric = MetricComparison("perplexity", 4.58251 + sqnr * 1e-9, 4.58621 + error * 1e-13, lower_is_better=True)
+        made = json.loads(record({}, {}, Comparison((output,), 1, metric=metric))[MEASURED])
+        return {**made["outputs"][0], **made["metric"]}
+
+    found = recorded(sqnr, error)
+    assert sqnr - 1e-7 <= found["sqnr"] <= sqnr + 0.01
+    assert 0.99 * error <= found["max_abs"] <= error * (1 + 1e-6)
+    again = recorded(found["sqnr"] - 1e-8, found["max_abs"] * (1 - 1e-9))
+    assert again == found
 
 
 def test_data_to_verify_with_that_are_missing_are_named_before_any_work(repo: Path, monkeypatch) -> None:
@@ -275,7 +295,11 @@ def test_a_metric_is_measured_recorded_and_held_to_its_limit(repo: Path) -> None
     (entry,) = load_project().entries
     recorded = recorded_comparison(load(QUANTIZED))
     assert recorded is not None
-    assert recorded.metric == measure_entry(entry, QUANTIZED)[0].metric
+    measured = measure_entry(entry, QUANTIZED)[0].metric
+    assert recorded.metric is not None
+    assert measured is not None
+    values = (measured.float_value, measured.quantized_value)
+    assert (recorded.metric.float_value, recorded.metric.quantized_value) == pytest.approx(values, rel=1e-4)
     assert abs(recorded.metric.drop) < 0.5
     Path("project_metric.py").write_text(METRIC.replace("max()", "min()"))
     (finding,) = check(load_project()).findings
