@@ -225,7 +225,7 @@ class _RangeSearch:
             plain += float(search.plain_errors.sum())
             kept += float(np.minimum(told, search.plain_errors).sum())
             gains = gains or bool(which.any())
-        gain = 0.0 if self.moments.assumed else float(10 * np.log10((plain + TINY) / (kept + TINY)))
+        gain = 0.0 if self.moments.assumed else float(10 * np.log10((plain + float(TINY)) / (kept + float(TINY))))
         method: Method = "nearest" if not gains else "assumed inputs" if self.moments.assumed else "output error"
         return BlockSolution(BlockCodes.joined(parts, axis=0), method, gain)
 

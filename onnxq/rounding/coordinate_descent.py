@@ -65,6 +65,15 @@ def errors(weight: np.ndarray, codes: np.ndarray, steps: np.ndarray, H: np.ndarr
     return np.asarray(np.einsum("pbm,pbm->pm", H @ difference, difference))
 
 
+def largest_first(diagonal: np.ndarray) -> np.ndarray:
+    """Return the order in which columns are rounded, `[problems, columns]`.
+
+    Columns that see the same numbers in another order differ in the last bits of float64, not of float32.
+    """
+    near_one = np.ldexp(diagonal, -np.frexp(diagonal.max(initial=0))[1])  # float32 ends at squares of 1e19
+    return np.argsort(-near_one.astype(np.float32), axis=1, kind="stable")
+
+
 class Feedback:
     """GPTQ: columns are rounded in turn, the largest H_jj first, and those that follow take up the error.
 
@@ -84,8 +93,7 @@ class Feedback:
 
     def __init__(self, H: np.ndarray, dtype: DTypeLike = np.float64) -> None:
         diagonal = np.einsum("pbb->pb", H)
-        # Columns that see the same numbers in another order differ in the last bits of float64, not of float32
-        self.order = np.argsort(-diagonal.astype(np.float32), axis=1, kind="stable")
+        self.order = largest_first(diagonal)
         backwards = self.order[:, ::-1]
         # Whole rows at a time, of the transposed matrix, too: ten times faster than element by element
         self._problem = np.arange(len(H))[:, None]

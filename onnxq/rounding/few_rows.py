@@ -21,6 +21,7 @@ from onnxq.rounding.coordinate_descent import (
     Descended,
     best_codes,
     in_turn,
+    largest_first,
     limit,
     part_of,
 )
@@ -120,7 +121,7 @@ class FewRowsFeedback:
     """
 
     def __init__(self, gram: FewRowsGram) -> None:
-        self.order = np.argsort(-gram.diagonal().astype(np.float32), axis=1, kind="stable")
+        self.order = largest_first(gram.diagonal())
         self._problem = np.arange(len(self.order))[:, None]
         self.factor, ridge = gram.factor[self._problem, self.order], gram.ridge[self._problem, self.order]
         self.reach, self.pivots = np.empty_like(self.factor), np.empty_like(ridge)

@@ -10,7 +10,7 @@ Tests: `tests/rounding/test_short_block_search.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ class Trusted:
     """One block of H, damped, and its decomposition, which serve all weights that read the same.
 
     Attributes:
-        H: `[n, n]`, of the type of all products.
+        H: `[n, n]`, of the type of all products, times a power of two.
         feedback: Of the same in float64.
 
     """
@@ -49,10 +49,11 @@ class Trusted:
 
     @classmethod
     def of(cls, gram: Gram) -> Trusted:
-        """Decompose second moments of one block."""
+        """Decompose second moments of one block, whose magnitude does not matter: squares in float32 end soon."""
         dtype = gram.matrix.dtype
         damping = max(DAMPING, DOUBT * gram.matrix.shape[1] / max(gram.rows, 1))
         H = damped(gram.matrix.astype(np.float64, copy=False), damping)
+        H *= np.ldexp(1.0, -np.frexp(np.diagonal(H[0]).max())[1])
         return cls(H[0].astype(dtype), Feedback(H, dtype))
 
 
@@ -74,7 +75,7 @@ class ShortSolution:
     @property
     def gain(self) -> float:
         """Error of rounding to nearest over that of the codes, on the same samples, in dB."""
-        return float(10 * np.log10((self.plain.sum() + TINY) / (self.kept.sum() + TINY)))
+        return float(10 * np.log10((self.plain.sum() + float(TINY)) / (self.kept.sum() + float(TINY))))
 
     @classmethod
     def stacked(cls, parts: Iterable[ShortSolution], shape: tuple[int, ...], block_size: int) -> ShortSolution:
@@ -126,8 +127,9 @@ class _ShortSearch:
         self.H, self.feedback, self.bits, self.block_size = trusted.H, trusted.feedback, bits, block_size
 
     def run(self, rows: np.ndarray) -> ShortSolution:
-        """Choose codes of rows `[channels, n]`."""
-        n, dtype = rows.shape[1], rows.dtype
+        """Choose codes of rows `[channels, n]`; each is searched for between -1 and 1."""
+        n, dtype, exponents = rows.shape[1], rows.dtype, np.frexp(np.abs(rows).max(axis=1, initial=0))[1]
+        rows = np.ldexp(rows, -exponents[:, None])
         first = best_grid(rows, self.feedback.weights, self.bits, self.block_size, "feedback")
         weight, steps = np.ascontiguousarray(rows.T), first.columns(first.scales, n, dtype)
         low = first.columns(-first.zeros, n, dtype)
@@ -138,7 +140,10 @@ class _ShortSearch:
         grid = BlockGrid(scales, first.zeros, first.block, first.top)
         steps = grid.columns(scales, n, dtype)
         self._descend(codes, self._slope(weight, codes, steps), steps, bounds)
-        return ShortSolution(self._exported(codes, low, grid), *self._compared(rows[::COMPARED], codes, first, grid))
+        errors = self._compared(rows[::COMPARED], codes, first, grid)
+        plain, kept = (np.ldexp(each.astype(np.float64), 2 * exponents[::COMPARED]) for each in errors)
+        grid = replace(grid, scales=np.maximum(np.ldexp(scales, exponents[:, None]), TINY))
+        return ShortSolution(self._exported(codes, low, grid), plain, kept)
 
     def _feedback(self, weight: np.ndarray, steps: np.ndarray, bounds: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
         """Return codes by error feedback."""

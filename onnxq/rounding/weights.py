@@ -607,7 +607,10 @@ def _pairs(weight: Tensor, coding: WeightSpec, largest: np.ndarray | None = None
 
 def _squared_error(weight: Value, coded: RoundingResult) -> float:
     codes, scales = coded
-    return float(np.square(codes * scales - weight.elements.numpy()).sum(dtype=np.float64))
+    change = codes * scales - weight.elements.numpy()
+    with np.errstate(over="ignore"):
+        error = float(np.square(change).sum(dtype=np.float64))
+    return error if np.isfinite(error) else float(np.square(change, dtype=np.float64).sum())
 
 
 def _nearest(

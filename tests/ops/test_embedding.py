@@ -25,6 +25,12 @@ def lookup(values: np.ndarray, shape: list, kind: int = TensorProto.INT64, recip
     return quantize_in_memory(proto, recipe, **settings)
 
 
+def test_one_row_of_huge_numbers_leaves_the_others_theirs() -> None:
+    values = floats(ROWS, COLUMNS)
+    values[3] = 1e37
+    assert lookup(values, [3]).sqnr({"i": np.arange(3)}) > 40
+
+
 @pytest.mark.parametrize(("spread", "axis"), [("rows", 1), ("columns", 0)])
 def test_the_scales_follow_rows_or_columns_whichever_rounds_less(spread, axis):
     values = table(spread)

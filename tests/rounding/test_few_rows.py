@@ -9,7 +9,7 @@ from onnxq.calibration.gram import Gram
 from onnxq.calibration.im2col import Unfolding
 from onnxq.calibration.second_moments import LayerMoments
 from onnxq.rounding import few_rows, gptq
-from onnxq.rounding.coordinate_descent import Feedback, damped, descend, limit, nearest
+from onnxq.rounding.coordinate_descent import Feedback, damped, descend, largest_first, limit, nearest
 from onnxq.rounding.few_rows import FewRowsFeedback, FewRowsGram, descend_few_rows, with_noise
 from onnxq.rounding.jobs import RoundingJob, solve_all
 from onnxq.rounding.saturation_limits import SummationOrder, pair_limits
@@ -30,6 +30,11 @@ def gram(rows=4, n=160, block=160, seed=0, groups=1):
 
 def same(found, expected):
     assert (found == expected).mean() > 0.999  # one code may lie in the middle of two, to the last bits
+
+
+@pytest.mark.parametrize("size", [1.0, 1e40, 1e-40])
+def test_columns_are_ordered_by_what_they_carry_however_large_that_is(size):
+    assert largest_first(size * np.array([[1.0, 3.0, 2.0], [2.0, 2.0, 5.0]])).tolist() == [[1, 2, 0], [2, 0, 1]]
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01])

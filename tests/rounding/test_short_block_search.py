@@ -53,6 +53,18 @@ def test_float32_serves_as_well_as_float64():
     assert error(two, gram) < 1.01 * error(one, gram)
 
 
+@pytest.mark.parametrize(("weights", "inputs"), [(118, 0), (-100, 0), (60, 40), (-40, -50)])
+def test_codes_are_the_same_however_large_weights_and_inputs_are(weights, inputs):
+    gram = measured().total()
+    other = Gram(np.ldexp(gram.matrix, 2 * inputs), np.ldexp(gram.mean, inputs), gram.rows)
+    rows, larger = ROWS.astype(np.float32), np.ldexp(ROWS.astype(np.float32), weights)
+    one, two = (
+        search_shortly(each, Trusted.of(single(moments)), 4, 32) for each, moments in ((rows, gram), (larger, other))
+    )
+    np.testing.assert_array_equal(one.codes.codes, two.codes.codes)
+    np.testing.assert_array_equal(np.ldexp(one.codes.scales, weights), two.codes.scales)
+
+
 def test_errors_are_those_of_the_codes():
     gram = measured().total()
     trusted = Trusted.of(gram)
