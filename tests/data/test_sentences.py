@@ -69,6 +69,12 @@ def test_tables_give_pairs_and_several_texts(tmp_path: Path) -> None:
     assert read_sentences(saved(tmp_path, "s.tsv", "id\tbody\n1\tx\n")).rows == (("x",),)
 
 
+def test_a_field_may_hold_a_long_document(tmp_path: Path) -> None:
+    document = "word " * 40_000
+    found = read_sentences(saved(tmp_path, "long.csv", f'text,label\n"{document}",1\n'), ())
+    assert [len(text) for (text,) in found.rows] == [len(document)]
+
+
 def test_lines_without_text_are_counted(tmp_path: Path) -> None:
     found = read_sentences(saved(tmp_path, "s.csv", "text,label\na,1\n  ,2\nb,3\n"))
     assert found.numbers["label"].tolist() == [1, 3]

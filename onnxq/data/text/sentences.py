@@ -106,6 +106,7 @@ def _table(path: Path) -> Iterator[Record]:
     first = text.partition("\n")[0]
     if delimiter not in first:  # spreadsheets write a semicolon where a comma belongs to numbers, or a tab
         delimiter = next((sign for sign in OTHERS if sign in first), delimiter)
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a document may be longer than 131,072 characters
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     head: list[str] = []
     try:
