@@ -454,20 +454,22 @@ def spread_samples(
     """
     limit = max(limit, least, 1)
     taken: list[tuple[int, Given]] = []
-    step = 1  # every so many-th sample is taken, more than are needed, and then every second of them
+    step, elements = 1, 0  # every so many-th sample is taken, more than are needed, and then every second of them
     for index, sample in enumerate(samples):
         if index % step:
             continue
         taken.append((index, sample))
-        while len(taken) >= 2 * max(least, 1) and (len(taken) >= 2 * limit or _elements(taken) > 2 * most_elements):
+        elements += _elements(sample)
+        while len(taken) >= 2 * max(least, 1) and (len(taken) >= 2 * limit or elements > 2 * most_elements):
             taken, step = taken[::2], 2 * step
-    room = int(len(taken) * min(1.0, most_elements / max(_elements(taken), 1)))
+            elements = sum(_elements(one) for _, one in taken)
+    room = int(len(taken) * min(1.0, most_elements / max(elements, 1)))
     count = min(len(taken), limit, max(room, least, 1))
     return dict(taken[index * len(taken) // count] for index in range(count))
 
 
-def _elements(samples: Iterable[tuple[int, Mapping[str, np.ndarray]]]) -> int:
-    return sum(np.size(array) for _, sample in samples for array in sample.values())
+def _elements(sample: Mapping[str, np.ndarray]) -> int:
+    return sum(np.size(array) for array in sample.values())
 
 
 def _open(source: str, inputs: Sequence[InputSpec], reading: Reading, facts: ModelFacts) -> list[Source]:
