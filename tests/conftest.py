@@ -2,6 +2,7 @@
 
 import gc
 import math
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -17,6 +18,7 @@ from onnxq.targets import host
 from onnxq.verification import compare, decoding
 
 BRIEF, OF_BENCHMARKS = 0.002, compare.TIMING_SECONDS  # seconds for each model
+WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 
 # How fast examples are made says how busy the machine is, not whether the code is right.
 settings.register_profile("patient", suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -24,7 +26,11 @@ settings.load_profile("patient")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let the workers of pytest-xdist share what is made once in a run."""
+    """Let the workers of pytest-xdist share what is made once in a run, and look for cycles less often.
+
+    All tests that were collected are looked through each time.
+    """
+    gc.set_threshold(10_000, 10, 10)
     stack = ExitStack()
     stack.enter_context(one_file())
     config.add_cleanup(stack.close)
@@ -49,10 +55,10 @@ def pytest_runtestloop() -> Iterator[None]:
     """Let tests time models for a moment, write few texts, measure no memory of decoders, and leave no lines on steps.
 
     Models timed for as long as a user's took a quarter of the suite, all texts of decoders a third of their tests, and
-    a process for the memory of each decoder 2 %. Tests of those ask for them. Cycles are looked for less often than by
-    default, since all tests that were collected are looked through each time.
+    a process for the memory of each decoder 2 %. Tests of those ask for them. Workers of pytest-xdist share the
+    processors: threads of each that waited for those of others took a sixth. Tests of several jobs ask for them.
     """
-    gc.set_threshold(10_000, 10, 10)
+    share = set(range(max(host.available_processors() // WORKERS, 1)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(terminal, "PATIENCE", math.inf)
         patch.setattr(generated_text, "MOST_SEQUENCES", 16)
@@ -60,6 +66,8 @@ def pytest_runtestloop() -> Iterator[None]:
         patch.setattr(compare, "TIMING_SECONDS", BRIEF)
         patch.setattr(details, "TIMING_SECONDS", BRIEF)
         patch.setattr(host, "processor_quota", lambda: None)  # of the container that runs the tests
+        if WORKERS > 1:
+            patch.setattr(os, "sched_getaffinity", lambda _: share, raising=False)
         return (yield)
 
 

@@ -68,13 +68,13 @@ def quantized_soundly(seed: int) -> str | None:
 
 
 def test_simplified_graphs_compute_the_same() -> None:
-    found = [simplified_alike(seed) for seed in range(120)]
-    assert sum(bool(notes) for notes in found) > 40
+    found = [simplified_alike(seed) for seed in range(80)]
+    assert sum(bool(notes) for notes in found) > 27
 
 
 def test_quantized_graphs_keep_the_promises() -> None:
-    kinds = Counter(quantized_soundly(seed) for seed in range(24))
-    assert kinds["quantized"] > 8, kinds
+    kinds = Counter(quantized_soundly(seed) for seed in range(16))
+    assert kinds["quantized"] > 5, kinds
 
 
 def test_no_idiom_is_refused_always() -> None:

@@ -7,9 +7,9 @@ from mass import isolated
 
 
 def test_mutated_models_give_sentences_only() -> None:
-    tally = isolated("fuzz.py", 100, batch=100, seconds=120)
+    tally = isolated("fuzz.py", 50, batch=50, seconds=120)
     assert tally.broken == []
-    assert tally.kinds["refused"] > 33, tally
+    assert tally.kinds["refused"] > 16, tally
 
 
 @pytest.mark.slow

@@ -93,8 +93,8 @@ def large(folder: Path) -> None:
     (folder / "model.onnx").rename(folder / "large.onnx")
     decoder(folder / "decoder.onnx", 32, places=256)
     save_tokenizer(folder, pad=False, longest=256)
-    (folder / "corpus.txt").write_text("\n".join(sentences(150)))
-    (folder / "held-out.txt").write_text("\n".join(sentences(80, seed=1)))
+    (folder / "corpus.txt").write_text("\n".join(sentences(40)))
+    (folder / "held-out.txt").write_text("\n".join(sentences(20, seed=1)))
 
 
 def project(folder: Path) -> None:

@@ -75,7 +75,8 @@ def test_drafts_become_what_is_written_one_by_one(length, monkeypatch):
 
 @pytest.mark.parametrize("length", [LENGTH, "length"])
 @pytest.mark.parametrize("write", [generated_text, drafted_text])
-def test_a_batch_of_one_writes_the_same(length, write):
+def test_a_batch_of_one_writes_the_same(length, write, monkeypatch):
+    monkeypatch.setattr(module, "LENGTH", LENGTH)
     expected = [sample["ids"] for sample in write(decoder(length=length))]
     found = [sample["ids"] for sample in write(decoder(length=length, batch=1))]
     assert found

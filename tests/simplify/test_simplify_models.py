@@ -92,10 +92,10 @@ def compared(chosen: list[Case]) -> tuple[list[str], int]:
 def test_a_sample_of_the_models_of_onnx_computes_the_same():
     small = [case for case in cases() if not case.name.startswith("light")]
     spelled = [case for case in small if "expanded" in case.name]
-    chosen = random.Random(1).sample(small, 25) + random.Random(2).sample(spelled, 40)
+    chosen = random.Random(1).sample(small, 16) + random.Random(2).sample(spelled, 26)
     broken, count = compared(chosen)
     assert broken == []
-    assert count >= 12
+    assert count >= 8
 
 
 @pytest.mark.slow
