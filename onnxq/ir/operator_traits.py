@@ -175,7 +175,7 @@ def is_nonnegative(value: Value, depth: int = DEPTH) -> bool:
         return BOUNDS[node.op_type][0] >= 0
     if node.op_type == "Clip":
         bound = node.constant(1)
-        low = node.attribute("min") if bound is None else float(bound.numpy())
+        low = node.attribute("min") if bound is None else float(bound.numpy().reshape(()))
         return low is not None and low >= 0
     passes_on = has(node, Trait.MOVES) or has(node, Trait.POOLS) or node.op_type in ("Concat", "Dropout")
     if not passes_on or not depth:

@@ -46,7 +46,7 @@ def _factors(node: Node) -> list[float]:
     """Return by how much each side grows; nothing where that is not constant."""
     scales, sizes = node.constant(2), node.constant(3)
     if scales is not None and scales.size:
-        return [float(scale) for scale in scales.numpy()]
+        return scales.numpy().reshape(-1).tolist()
     before = node.inputs[0].shape if node.inputs[0] is not None else None
     if sizes is None or before is None or node.attribute("keep_aspect_ratio_policy"):
         return []

@@ -169,6 +169,7 @@ def test_what_cannot_be_negative() -> None:
     assert nonnegative([relu, node("Transpose", "r", "y")])
     assert nonnegative([relu, other, node("Concat", "r e", "y", axis=0)])
     assert nonnegative([node("Clip", "x low", "y")], low=zero)
+    assert nonnegative([node("Clip", "x low", "y")], low=zero.reshape(1))  # which onnxruntime takes as well
     assert not nonnegative([node("Clip", "x low", "y")], low=half)
     assert not nonnegative([relu, node("Concat", "r x", "y", axis=0)])
     assert not nonnegative([node("Tanh", "x", "y")])

@@ -56,10 +56,10 @@ def conv_transpose(
         for size, stride, k, d in zip(x.shape[2:], strides, kernel_shape, dilations, strict=True)
     ]
     begin, output = _transposed_padding(x.shape[2:], full, strides, extra, pads, output_shape, auto_pad or "NOTSET")
-    maps = w.shape[1] * group
+    maps, channels = w.shape[1] * group, w.shape[0] // group
     positions = math.prod(x.shape[2:])
-    weight = w.reshape(group, w.shape[0] // group, -1).transpose(0, 2, 1)
-    columns = np.matmul(weight, x.reshape(x.shape[0], group, -1, positions))
+    weight = w.reshape(group, channels, -1).transpose(0, 2, 1)
+    columns = np.matmul(weight, x.reshape(x.shape[0], group, channels, positions))
     columns = columns.reshape(x.shape[0], maps, math.prod(kernel_shape), *x.shape[2:])
     room = [max(f, b_ + o) for f, b_, o in zip(full, begin, output, strict=True)]
     canvas = np.zeros((x.shape[0], maps, *room), x.dtype)
@@ -93,7 +93,8 @@ def _transposed_padding(
             begin[i] = given[i]
             output[i] = full[i] + extra[i] - given[i] - given[rank + i]
             continue
-        output[i] = wanted[i] if wanted is not None else shape[i] * strides[i]
+        # Nothing fills up a window narrower than the stride: onnxruntime gives less than the operator's page says
+        output[i] = wanted[i] if wanted is not None else min(shape[i] * strides[i], full[i] + extra[i])
         total = max(full[i] + extra[i] - output[i], 0)
         begin[i] = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
     return begin, output
