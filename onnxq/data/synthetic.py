@@ -21,7 +21,7 @@ from onnxq.data.samples import InputSpec, Sample, Samples
 from onnxq.data.text.table_rows import table_rows
 from onnxq.data.validation import refuse_unfed
 from onnxq.errors import DataError
-from onnxq.ir import Model, Value
+from onnxq.ir import Model, Node, Value
 from onnxq.runtime.session import Session, SessionError, open_session, run_session
 
 __all__ = ["random_samples", "synthetic_samples"]
@@ -31,6 +31,8 @@ FIRST, LAST, EVEN = "first", "last", "even"
 MOST_TRIED, MOST_FLOATS = 24, 4  # of other numbers, and inputs of floats that get some
 MOST_ELEMENTS = 1 << 22  # of what a Softmax makes: of pictures it may not fit into memory with others
 BOOL = np.dtype(bool)
+RECURRENT = ("GRU", "LSTM", "RNN")
+ELEMENTWISE = ("Add", "Div", "Mul", "Sub")
 
 # Sizes for open dimensions of random samples: small, and divisible by the 32 that many vision models shrink by
 RANDOM_SIZE, RANDOM_CHANNELS, RANDOM_PIXELS = 16, 3, 64
@@ -76,6 +78,7 @@ def random_samples(
     fill: InputFill | None = None,
     numbers: Mapping[str, str] | None = None,
     rows: Mapping[str, int] | None = None,
+    known: Mapping[str, int] | None = None,
 ) -> Samples:
     """Make up samples for a model that comes without data: fit for timing and for checks, not for calibration.
 
@@ -91,13 +94,14 @@ def random_samples(
         fill: Other sizes for open dimensions.
         numbers: Other numbers for some inputs, by name: FIRST, LAST or EVEN.
         rows: How many rows the table has that an input picks from, by name: it gets any of them.
+        known: Sizes of named dimensions.
 
     Raises:
         DataError: An input's dtype or rank is unknown, or it is not numeric.
 
     """
     refuse_unfed(inputs)
-    shapes, other, tables = _shapes(inputs, fill or InputFill()), numbers or {}, rows or {}
+    shapes, other, tables = _shapes(inputs, fill or InputFill(), known or {}), numbers or {}, rows or {}
     for spec in inputs:
         if spec.numpy_dtype is None or spec.numpy_dtype.kind not in "fiub":
             raise DataError(f"input '{spec.name}' ({spec}) cannot be made up at random", "Give data for the model.")
@@ -117,8 +121,9 @@ def random_samples(
 def synthetic_samples(model: Model, inputs: Sequence[InputSpec], count: int) -> Samples:
     """Make up samples of sizes that a model takes, and of numbers that do not make NaN of it.
 
-    Token ids are any that the model has embeddings for, unless it does not take these. Samples of the usual sizes are
-    given if it takes none that is tried. Those of the usual numbers are given if others give NaN as well.
+    Weights tell some sizes. Token ids are any that the model has embeddings for, unless it does not take these.
+    Samples of the usual sizes are given if it takes none that is tried. Those of the usual numbers are given if others
+    give NaN as well.
 
     Args:
         model: The model, types inferred.
@@ -129,8 +134,9 @@ def synthetic_samples(model: Model, inputs: Sequence[InputSpec], count: int) -> 
         DataError: As `random_samples`.
 
     """
-    usual = random_samples(inputs, count)
-    shapes = [_shapes(inputs, fill) for fill in (InputFill(), *FILLS)]
+    known = _sizes_by_weights(model)
+    usual = random_samples(inputs, count, known=known)
+    shapes = [_shapes(inputs, fill, known) for fill in (InputFill(), *FILLS)]
     fills = [InputFill(), *(fill for index, fill in enumerate(FILLS, 1) if shapes[index] not in shapes[:index])]
     found = {spec.name: table_rows(model, spec.name) for spec in inputs}
     tables = {name: size for name, size in found.items() if size is not None}
@@ -142,7 +148,7 @@ def synthetic_samples(model: Model, inputs: Sequence[InputSpec], count: int) -> 
         return usual  # the comparison says why
     outputs = [output.name for output in model.graph.outputs]
     for fill, rows in itertools.product(fills, (tables, {}) if tables else ({},)):
-        make = partial(random_samples, inputs, count, fill=fill, rows=rows)
+        make = partial(random_samples, inputs, count, fill=fill, rows=rows, known=known)
         made = make()
         try:
             run_session(session, outputs, next(iter(made)))
@@ -151,6 +157,41 @@ def synthetic_samples(model: Model, inputs: Sequence[InputSpec], count: int) -> 
         tried = count if masked else 1
         return _sound_samples(session, [*outputs, *(tap.name for tap in taps)], made, make, tried)
     return usual
+
+
+def _sizes_by_weights(model: Model) -> dict[str, int]:
+    """Return the sizes of named dimensions that constants of the main graph leave no choice about.
+
+    Args:
+        model: The model, types inferred.
+
+    """
+    found: dict[str, int] = {}
+    for node in model.graph.nodes:
+        for dimension, size in _told(node):
+            if isinstance(dimension, str):
+                found.setdefault(dimension, size)
+    return found
+
+
+def _told(node: Node) -> Iterator[tuple[object, int]]:
+    """Pair dimensions of what a node reads with the sizes that its constants want."""
+    read, weight = node.input(0), node.input(1)
+    if node.op_type in ELEMENTWISE and read is not None and weight is not None:
+        read, weight = (weight, read) if read.constant is not None else (read, weight)
+    if node.domain or read is None or weight is None or weight.constant is None or not read.shape:
+        return
+    shape, sizes = read.shape, [size for size in weight.shape or () if isinstance(size, int)]
+    if node.op_type == "MatMul" and len(sizes) > 1:
+        yield shape[-1], sizes[-2]
+    elif node.op_type == "Gemm" and not node.attribute("transA", 0):
+        yield shape[-1], sizes[1 if node.attribute("transB", 0) else 0]
+    elif node.op_type in RECURRENT and len(shape) == len(sizes) == 3:
+        yield shape[-1], sizes[-1]
+    elif node.op_type == "Conv" and len(shape) == len(sizes) > 2:
+        yield shape[1], sizes[1] * int(node.attribute("group", 1))
+    elif node.op_type in ELEMENTWISE:
+        yield from ((dim, size) for dim, size in zip(shape[::-1], sizes[::-1], strict=False) if size > 1)
 
 
 def _may_be_masked(inputs: Sequence[InputSpec]) -> bool:
@@ -209,8 +250,8 @@ def _other_numbers(inputs: Sequence[InputSpec]) -> Iterator[dict[str, str]]:
         yield from (dict(zip(pair, kinds, strict=True)) for kinds in itertools.product((FIRST, LAST), repeat=2))
 
 
-def _shapes(inputs: Sequence[InputSpec], fill: InputFill) -> dict[str, tuple[int, ...]]:
-    sizes: dict[str, int] = {}
+def _shapes(inputs: Sequence[InputSpec], fill: InputFill, known: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    sizes = dict(known)
     shapes: dict[str, list[int]] = {}
     for spec in inputs:
         if spec.shape is None:

@@ -50,6 +50,29 @@ def made_up_shapes(nodes, inputs, weights) -> dict[str, tuple[int, ...]]:
     return {name: array.shape for name, array in next(iter(samples)).items()}
 
 
+def fixed(operator: str, inputs: str, **attributes: object) -> list:
+    return [node("Cast", "x", "c", to=TensorProto.FLOAT), node(operator, inputs, "y", **attributes)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shape", "weight", "made"),
+    [
+        (fixed("MatMul", "c w"), ("t", "bands"), (105, 6), (1, 105)),
+        (fixed("Gemm", "c w", transB=1), ("t", "bands"), (6, 105), (1, 105)),
+        (fixed("Mul", "w c"), ("t", "bands", "of"), (80, 3), (1, 80, 3)),
+        (fixed("Conv", "c w", group=2), ("n", "c", "h", "w"), (6, 4, 3, 3), (1, 8, 64, 64)),
+    ],
+)
+def test_sizes_that_a_weight_tells_are_taken(nodes: list, shape: tuple, weight: tuple, made: tuple) -> None:
+    assert made_up_shapes(nodes, {"x": list(shape)}, {"w": floats(*weight)}) == {"x": made}
+
+
+def test_a_recurrent_layer_tells_how_many_features_it_reads() -> None:
+    nodes = [node("Unsqueeze", "x one", "s"), node("GRU", "s w r", "y", hidden_size=5)]
+    weights = {"w": floats(1, 15, 24), "r": floats(1, 15, 5), "one": np.array([1])}
+    assert made_up_shapes(nodes, {"x": ["steps", "bands"]}, weights) == {"x": (1, 24)}
+
+
 @pytest.mark.parametrize("dtype", [TensorProto.INT64, TensorProto.UINT8, TensorProto.FLOAT])
 def test_token_ids_are_any_that_have_an_embedding(dtype: int) -> None:
     nodes = [
