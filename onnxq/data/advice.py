@@ -103,7 +103,14 @@ def empty_folder(
     hidden = not found and any(file.name.startswith(".") for file in folder.iterdir())
     files = f": it holds {kinds_of(found)}" if found else f": it {'holds hidden files alone' if hidden else 'is empty'}"
     tests = "; or give ONNX test_data_set_* folders with input_0.pb, input_1.pb, …"
+    kind = BY_SUFFIX.get(folder.suffix.lower())
     hint = pictures_without_ending(found) or _of_one_format(found, inputs)
+    if kind is not None and kind.code:
+        code = kind.code.format(repr(str(folder)))
+        return DataError(
+            f"{folder} is {kind.what}, which onnxq does not read",
+            f"Read it with {code}, and save samples: {saving(inputs)}.",
+        )
     if below is not None:
         hint = f"Give {shell_path(below)}, which has some."
     hint = hint or f"Save samples: {saving(inputs)}{tests}"

@@ -72,6 +72,7 @@ UNDIVIDED = Convention(
     (0.229 / BYTE, 0.224 / BYTE, 0.225 / BYTE),
     "",
 )
+FILLED = (UNIT, BYTES, CENTRED)  # stretched to 0 … 1, they are what `_converted` makes of them
 DARKEST = -1.5  # the least value of such pictures, or below
 
 
@@ -107,6 +108,8 @@ def other_values(summary: InputSummary) -> Iterator[OtherValues]:
         for other in CONVENTIONS:
             if other is not own:
                 yield _converted(own, other, summary)
+    if summary.channel_axis is not None and own not in FILLED:
+        yield _stretched(summary.values.least, summary.values.greatest)
     if len(summary.channels) == COLOURS and summary.channel_axis is not None:
         yield _swapped(summary.channel_axis)
         if _is_twice(summary.values.least, summary.values.greatest):
@@ -149,6 +152,16 @@ def _converted(own: Convention, other: Convention, summary: InputSummary) -> Oth
 
     words = f"{other.words} ({other.recipe}, where x is a picture of 0 … 255)"
     return OtherValues(words, change, other.words, f"normalize={other.setting}")
+
+
+def _stretched(least: float, greatest: float) -> OtherValues:
+    """Return the values from 0 to 1 that a mean and deviation of the samples themselves may have been applied to."""
+
+    def change(array: np.ndarray) -> np.ndarray:
+        return np.asarray((array.astype(np.float64) - least) / max(greatest - least, 1e-30), array.dtype)
+
+    words = f"{UNIT.words} ({UNIT.recipe}, where x is a picture of 0 … 255)"
+    return OtherValues(words, change, UNIT.words, f"normalize={UNIT.setting}")
 
 
 def _swapped(axis: int) -> OtherValues:

@@ -13,6 +13,7 @@ from itertools import combinations
 import numpy as np
 
 from onnxq.data.conventions import SHORT
+from onnxq.data.first_layers import AFFINE
 from onnxq.data.input_summary import InputSummaries, InputSummary, short
 from onnxq.data.normalization import CODE, normalization_warnings
 from onnxq.data.output_checks import output_warnings
@@ -44,11 +45,13 @@ MOST_HELD = 1 << 23  # elements of samples that the first convolutions are run o
 MOST_COMPARED, SIGNATURE = 512, 256  # samples that are compared with each other, and elements of each
 FAR_BEYOND = 30.0  # times the greatest value of all other samples
 ENLARGED = 2.0  # times, from which on a picture has lost its detail
+FAR_COLUMN = 1000.0  # times the size of a typical column of a table: 8 bits for all see nothing of the others then
 NEARLY = 0.01  # of a sample's deviation: how far another one may be from it and still be nearly equal
 SCALED = {
     "uint8": "pictures are often divided by 255",
     "uint16": "pictures in 16 bit are often divided by 65535",
     "int16": "sound is often divided by 32768",
+    "bool": "True became 1, and False 0",
 }
 PASSES = ("lift_constants", "drop_initializer_inputs", "inline_functions")
 
@@ -111,6 +114,7 @@ def examine(
         *seen.warnings(calibrating=calibrating, judging=judging),
     ]
     if model.residency.quick:
+        found += unscaled_columns(model, seen.sizes, seen.count) if calibrating else ()
         found += _of_files(given, summaries, found)
         found += _of_ids(model, summaries, few)
         found += _of_random_nodes(model)
@@ -155,6 +159,7 @@ class _Seen:
     first: bytes = b""  # digest of the first sample
     peaks: dict[str, list[tuple[float, list[int]]]] = field(default_factory=dict)  # by input, the two highest, and rows
     counting: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)  # last row; columns that count
+    sizes: dict[str, np.ndarray] = field(default_factory=dict)  # by table, the sums of each column without signs
     signatures: list[bytes] = field(default_factory=list)
     values: list[np.ndarray] = field(default_factory=list)
 
@@ -203,6 +208,8 @@ class _Seen:
             if array.dtype.kind != "f" or array.ndim > 2 or not 2 <= array.size == array.shape[-1]:
                 continue
             row = array.reshape(-1)
+            if self.sizes.setdefault(name, np.zeros(row.size)).shape == row.shape:
+                self.sizes[name] += abs(row)
             last, counts = self.counting.get(name, (row - 1, np.ones(row.shape, bool)))
             if last.shape == row.shape:
                 self.counting[name] = (row, counts & (row - last == 1))
@@ -286,13 +293,35 @@ def _equal(values: np.ndarray) -> int:
     if not values.shape[1]:
         return len(values) - 1
     wide = values.astype(np.float64)
+    wide = wide[:, ~far_columns(abs(wide).sum(axis=0))]  # beside a time in seconds, no other column would count
     centred = wide - np.median(wide, axis=0)  # one huge row would move the mean, and cancel all digits of the others
     spreads = wide.var(axis=1)
     squares = (centred**2).mean(axis=1)
-    products = centred @ centred.T / values.shape[1]
+    products = centred @ centred.T / wide.shape[1]
     distances = squares[:, None] + squares[None, :] - 2 * products
     near = distances <= NEARLY**2 * np.maximum(spreads[:, None], 1e-300) + 1e-12 * squares[:, None]
     return int(np.tril(near, -1).any(axis=1).sum())
+
+
+def far_columns(sizes: np.ndarray) -> np.ndarray:
+    """Tell for each column whether its values are far beyond those of a typical one."""
+    some = sizes[sizes > 0]
+    return np.asarray(sizes > FAR_COLUMN * np.median(some) if some.size else np.zeros(sizes.shape, bool))
+
+
+def unscaled_columns(model: Model, sizes: Mapping[str, np.ndarray], count: int) -> Iterator[WarningLine]:
+    """Yield which columns of tables are far beyond the others, where a product with weights reads all of them."""
+    for value in model.graph.inputs:
+        found = np.flatnonzero(far_columns(sizes[value.name])) if value.name in sizes else np.zeros(0)
+        readers = [reader.op_type for reader in value.consumers() if not reader.domain]
+        if not found.size or count < FEW or not set(readers).intersection(AFFINE):
+            continue
+        means = sizes[value.name] / count
+        more = f" and {found.size - 1} more" if found.size > 1 else ""
+        message = f"column {found[0]}{more} of '{value.name}' has values around {short(means[found[0]])}, and a typical"
+        message += f" column around {short(float(np.median(means[means > 0])))}"
+        remedy = "Scale the columns as in training: beside one so large, 8 bits hold nothing of the others."
+        yield WarningLine("unscaled-column", message, remedy)
 
 
 def unused_options(given: Samples) -> Iterator[WarningLine]:

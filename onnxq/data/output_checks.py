@@ -9,6 +9,7 @@ Tests: `tests/data/test_output_checks.py`.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -35,6 +36,8 @@ ROUNDING = 1e-6  # of a mean probability
 FEW_CLASSES, MORE_CLASSES = 0.75, 1.2  # classes chosen by the number of samples, and how they become more
 UNLIKE = "Look at the values: indices beyond a table, or sizes that do not go together."
 OF_OTHERS = "The ids are those of another model: take its own tokenizer, or the classes that it was trained on."
+LEAST_ALIKE, SURE_OF_ONE = 10, 0.6  # samples of which each has one class, and its mean probability
+SCORES = re.compile("logit|score|class|pred", re.IGNORECASE)  # in the name of an output
 SURELY = 0.95  # probability of a class
 ENOUGH_ELEMENTS = 1 << 16  # of an array, evenly taken, to tell how much it differs between samples
 
@@ -80,7 +83,8 @@ def _of_outputs(
     """Yield what the outputs of the samples as they are say."""
     try:
         columns = _outputs(session, samples[:FIRST])
-        if _differ_clearly(samples, columns):
+        names = [value.name for value in model.graph.outputs]
+        if _differ_clearly(samples, columns) and _one_class(names, columns) is None:
             return
         rest = _outputs(session, samples[FIRST:])
         columns = [first + others for first, others in zip(columns, rest, strict=True)] if rest else columns
@@ -108,6 +112,10 @@ def _of_outputs(
                 message = f"the model is sure of one class for all {len(samples)} samples"
                 remedy = "Give samples of all classes; if these are, check how they are normalised."
             yield WarningLine("equal-outputs", message, remedy)
+        elif len(samples) >= LEAST_ALIKE and (chosen := _one_class(names, columns)) is not None:
+            place, classes = chosen
+            message = f"the model gives class {place} of 0 to {classes - 1} for each of {len(samples)} samples"
+            yield WarningLine("one-class", message, "Give samples of all classes, in the shares that they have in use.")
     except (OnnxqError, SessionError):
         return
 
@@ -187,6 +195,25 @@ def _of_one_class(column: Sequence[np.ndarray]) -> bool:
     """Whether an output holds probabilities, nearly 1 for one class in all samples."""
     rows = [array.ravel() for array in column]
     return all(_are_probabilities(row) and row.max() >= SURELY for row in rows)
+
+
+def _one_class(names: Sequence[str], columns: Sequence[list[np.ndarray]]) -> tuple[int, int] | None:
+    """Return the class that the only output gives for all samples, and how many there are; None where not one class.
+
+    Scores count by the name of the output alone: those of an embedding may have their greatest at one place, too.
+    """
+    rows = [np.squeeze(array) for array in columns[0] if isinstance(array, np.ndarray) and array.dtype.kind == "f"]
+    if len(columns) > 1 or len(rows) < len(columns[0]) or {row.shape for row in rows} != {(rows[0].size,)}:
+        return None
+    if rows[0].size < LEAST_CLASSES or len({int(row.argmax()) for row in rows}) > 1:
+        return None
+    if all(_are_probabilities(row) for row in rows):
+        chosen = [row.max() for row in rows]
+    elif SCORES.search(names[0]) and all(np.isfinite(row).all() for row in rows):
+        chosen = [1 / np.exp(row - row.max(), dtype=np.float64).sum() for row in rows]
+    else:
+        return None
+    return (int(rows[0].argmax()), rows[0].size) if np.mean(chosen) >= SURE_OF_ONE else None
 
 
 def _variation(arrays: Sequence[np.ndarray]) -> float:

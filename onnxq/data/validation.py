@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from onnxq.ir import Model, Value
 
 STATISTICS = frozenset({"format", "fingerprint", "names", "samples"})  # arrays of a file of a calibration
+SPARSE = frozenset({"data", "format", "shape"})  # arrays of scipy.sparse.save_npz
+SPARSE_HINT = "It holds a sparse matrix: save scipy.sparse.load_npz(file).toarray()."
+LABELS = re.compile(r"(y|labels?|targets?)([_-].*)?\.npy(, .*)?", re.IGNORECASE)  # files of labels, mostly
 NAMELESS = re.compile(r"arr_\d+")  # what NumPy calls an array that has no name
 CONTAINERS = ("sequence_type", "optional_type", "map_type")
 WITHOUT_KERNELS = (onnx.TensorProto.BFLOAT16,)
@@ -129,9 +132,11 @@ def check_names(names: Iterable[str], inputs: Sequence[InputSpec], where: str) -
         if name not in wanted:
             if not wanted:
                 raise UnknownName(f"{where} has '{name}', and the model has no inputs", "Leave out the data.", name)
-            guess = did_you_mean(name, wanted, cutoff=0.6)
+            guess = SPARSE_HINT if SPARSE.issubset(given) else did_you_mean(name, wanted, cutoff=0.6)
             own = wanted[0] if len(wanted) == 1 and wanted[0].isidentifier() else "NAME"
-            if NAMELESS.fullmatch(name):
+            if SPARSE.issubset(given):
+                pass
+            elif NAMELESS.fullmatch(name):
                 guess = f"It was saved without a name: write numpy.savez(file, {own}=array)."
             elif all(one in given for one in wanted):  # it says something about the samples: labels, mostly
                 guess = f"If it holds labels, call it '_{name}'."
@@ -183,6 +188,10 @@ def check_shape(
         return
     wanted = [spec.fixed(axis) for axis in range(len(spec.shape))]
     advice = layout_hint(shape, wanted, behind=behind, rows=rows)
+    if LABELS.fullmatch(where) and len(shape) < len(spec.shape):
+        advice = (
+            f"If it holds labels, save both: numpy.savez('data.npz', **{{{spec.name!r}: array, '_label': labels}})."
+        )
     if len(shape) != len(spec.shape):
         raise DataError(
             f"input '{spec.name}' has rank {len(spec.shape)} ({spec}), {where} gives rank {len(shape)} {list(shape)}",

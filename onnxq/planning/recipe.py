@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -30,6 +31,12 @@ BLOCK_BITS, BLOCK_SIZES = (2, 4, 8), (16, 32, 64, 128, 256)
 MEAN_BITS = 3  # of codes of 2, 4 and 8 bits: onnxruntime has no kernel for it
 MIXED = "auto"  # in place of a number of bits: a search chooses those of each weight
 CACHE_TYPES = ("int8", "float")
+ELSEWHERE = {  # what a recipe is asked for by, elsewhere
+    **dict.fromkeys(("int8", "uint8", "qint8", "w8a8", "default"), "The default, auto, computes in int8."),
+    **dict.fromkeys(
+        ("fp16", "float16", "half", "bf16"), "onnxq writes 8 bits or fewer; other tools convert to float16."
+    ),
+}
 LISTS = ("exclude", "only", "allow")  # keys that hold lists of strings
 
 
@@ -51,6 +58,13 @@ class Rule:
     def matches(self, op_type: str, node_name: str) -> bool:
         """Whether the rule is about this node; globs see case."""
         return fnmatchcase(op_type, self.op) and fnmatchcase(node_name, self.name)
+
+
+def _not_a_glob(text: str) -> str:
+    """Say why a glob is none, where it looks like a regular expression or like several; empty otherwise."""
+    if "," in text:
+        return ": for several, the option is repeated"
+    return ": * stands for any signs, it is no regular expression" if re.search(r"\.[*+]|[$^|()\\]", text) else ""
 
 
 @dataclass(frozen=True)
@@ -125,7 +139,7 @@ class Recipe:
         said = [f"no node {'is left that ' if glob in gone else ''}matches --{key} {glob}" for key, glob in idle]
         same = {label.lower(): label for label in sorted(labels, reverse=True)}  # names are told apart by their case
         return [
-            f"{words}, and '{same[glob.lower()]}' is there" if glob.lower() in same else words
+            f"{words}, and '{same[glob.lower()]}' is there" if glob.lower() in same else f"{words}{_not_a_glob(glob)}"
             for words, (_, glob) in zip(said, idle, strict=True)
         ]
 
@@ -292,7 +306,7 @@ def load_recipe(source: str | Path) -> Recipe:
         return parse_recipe((_folder() / f"{text}.toml").read_text("utf-8"), text)
     path = Path(source)
     if path.suffix != ".toml":
-        near = did_you_mean(text, recipe_names(), cutoff=0.5)
+        near = ELSEWHERE.get(text.lower()) or did_you_mean(text, recipe_names(), cutoff=0.5)
         hint = f"{near} Choose one of {', '.join(recipe_names())}, or give a .toml file.".lstrip()
         raise RecipeError(f"there is no recipe named '{text}'", hint)
     try:

@@ -54,6 +54,9 @@ class Budget:
         for option, limit in (("min-sqnr", self.min_sqnr), ("max-drop", self.max_drop)):
             if limit is not None and not (isinstance(limit, Real) and math.isfinite(limit)):
                 raise RecipeError(f"{option} is {limit!r}, not a finite number", "Give a number.")
+        if self.max_drop is not None and self.max_drop < 0:
+            said = f"max-drop is {self.max_drop:g}, and a metric that may not get worse at all has 0"
+            raise RecipeError(said, "Give how much worse it may get, such as 0.5.")
         if self.metric is None and self.max_drop is not None:
             raise RecipeError("max-drop needs a metric that could drop", "Name a metric, such as top1.")
         if self.max_size is not None and not isinstance(self.max_size, Integral):

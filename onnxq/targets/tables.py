@@ -14,6 +14,15 @@ from onnxq.errors import RecipeError
 from onnxq.targets.host import host_family
 from onnxq.text import did_you_mean
 
+ELSEWHERE = {  # what runtimes and processors are called elsewhere
+    **dict.fromkeys(("gpu", "cuda", "nvidia", "trt", "jetson"), "tensorrt"),
+    **dict.fromkeys(("npu", "snapdragon", "qualcomm", "hexagon", "htp"), "qnn"),
+    **dict.fromkeys(("avx512", "avx512_vnni", "avx512-vnni", "avx_vnni"), "cpu-vnni"),
+    **dict.fromkeys(("browser", "wasm", "webgpu", "javascript", "node"), "web"),
+    **dict.fromkeys(("x86", "x64", "amd64", "x86_64", "onnxruntime", "ort"), "cpu"),
+    **dict.fromkeys(("arm", "aarch64", "apple", "m1", "raspberry", "android"), "cpu-arm64"),
+    "intel": "openvino",
+}
 NATIVE = "native"  # the family of the processor at hand
 
 
@@ -40,7 +49,9 @@ def table_name(name: str) -> str:
         return host_family()
     if name not in stored_targets():
         names = target_names()
-        hint = f"{did_you_mean(name, names, cutoff=0.7)} Choose one of {', '.join(names)}.".lstrip()
+        meant = ELSEWHERE.get(name.lower())
+        near = f"Did you mean '{meant}'?" if meant else did_you_mean(name, names, cutoff=0.7)
+        hint = f"{near} Choose one of {', '.join(names)}.".lstrip()
         raise RecipeError(f"there is no target named '{name}'", hint)
     return name
 

@@ -125,7 +125,10 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "quantize m.onnx --max-size 300K": ("--max-size cannot be '300K'", "Write for example --max-size 10MB."),
     "verify q.onnx m.onnx": ("2 models are given", "Write `onnxq verify q.onnx --against m.onnx` to compare two; "),
     "verify a.onnx b.onnx c.onnx": ("3 models are given", "Give one; --project verifies those of the project."),
-    "quantize m.onnx -r int8": ("there is no recipe named 'int8'", "Choose one of auto, dynamic-int8, "),
+    "quantize m.onnx -r int8": ("there is no recipe named 'int8'", "The default, auto, computes in int8. Choose one"),
+    "quantize m.onnx -r fp16": ("there is no recipe named 'fp16'", "onnxq writes 8 bits or fewer; other tools"),
+    "quantize m.onnx -d d.npz --metric top1 --max-drop -1": ("max-drop is -1, and a metric", "Give how much worse"),
+    "quantize org/Some-Model": ("org/Some-Model does not exist", "`hf download org/Some-Model --local-dir Some-Model`"),
     "recipes static": ("there is no recipe named 'static'", "Did you mean 'static-int8'? Choose one of auto, "),
     "quantize zzz.onnx": ("zzz.onnx does not exist", "Check the path of the model."),
     "quantize -": ("a model is not read from stdin", "Save it to a file first"),
@@ -150,7 +153,8 @@ MISTAKES: dict[str, tuple[str, str]] = {
     ),
     "quantize -m.onnx": ("no such option: -m", "For the file of that name, write ./-m.onnx."),
     "quantize file:///a/m.onnx": ("/a/m.onnx is given as an address", "Write /a/m.onnx."),
-    "quantize m.onnx --target gpu": ("there is no target named 'gpu'", "Choose one of cpu, "),
+    "quantize m.onnx --target gpu": ("there is no target named 'gpu'", "Did you mean 'tensorrt'? Choose one of cpu, "),
+    "quantize m.onnx --target AVX512": ("there is no target named 'AVX512'", "Did you mean 'cpu-vnni'?"),
     "quantize m.onnx --target opnvino": ("there is no target named 'opnvino'", "Did you mean 'openvino'? Choose one"),
 }
 
@@ -272,7 +276,7 @@ def test_a_model_compared_with_itself_is_noticed(cli, here: Path) -> None:
 
 def test_no_hint_is_made_up_for_what_is_like_nothing(cli, here: Path) -> None:
     assert "Did you mean" not in cli("quantize", "m.onnx", "--batch-size", "3").err
-    assert "Did you mean" not in cli("quantize", "m.onnx", "--target", "gpu").err
+    assert "Did you mean" not in cli("quantize", "m.onnx", "--target", "zzz").err
 
 
 def test_a_type_that_an_output_does_not_have_is_named(cli, here: Path) -> None:
@@ -494,6 +498,20 @@ def test_a_glob_that_matches_nothing_is_a_warning(cli, here: Path) -> None:
     assert result.code == 0
     assert result.err.count("(ignored-option)") == 2
     assert "warning: no node matches --exclude Foo* (ignored-option). `onnxq plan` shows the names" in result.err
+
+
+@pytest.mark.parametrize(
+    ("glob", "said"),
+    [
+        ("Foo,Bar", ": for several, the option is repeated"),
+        ("Foo_{0,1}", ": for several, the option is repeated"),
+        ("Foo_.*", ": * stands for any signs, it is no regular expression"),
+        ("^Foo", ": * stands for any signs, it is no regular expression"),
+    ],
+)
+def test_a_glob_that_is_a_list_or_a_regular_expression_is_told_so(cli, here: Path, glob: str, said: str) -> None:
+    result = cli("plan", "m.onnx", "-x", glob)
+    assert f"warning: no node matches --exclude {glob}{said} (ignored-option)" in result.err
 
 
 @pytest.mark.parametrize(

@@ -249,6 +249,25 @@ def test_a_column_that_numbers_the_rows_is_named() -> None:
     assert codes(TABLE, samples) == []
 
 
+def test_a_column_far_beyond_the_others_is_named_and_makes_no_rows_equal() -> None:
+    text = """main (float[n, 5] x) => (float[n, 4] y)
+        <float[5, 4] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2}> { y = MatMul(x, w) }"""
+    rows = np.random.default_rng(0).normal(size=(20, 1, 5)).astype(np.float32)
+    assert codes(text, [{"x": row} for row in rows]) == []
+    rows[:, 0, 2] = 1.7e9 + 60 * np.arange(20)
+    (found,) = examine(model(text), [{"x": row} for row in rows]).warnings
+    assert found.code == "unscaled-column"
+    assert found.message == "column 2 of 'x' has values around 1.70e+09, and a typical column around 0.833"
+    scaled = text.replace("MatMul(x, w)", "MatMul(s, w)").replace("{ y", "{ s = Sigmoid(x) y")
+    assert codes(scaled, [{"x": row} for row in rows]) == []
+
+
+def test_truths_that_were_converted_are_no_pictures() -> None:
+    samples = [{"x": one["x"] > 0.5} for one in table()]
+    (found,) = [one for one in examine(model(TABLE), samples).warnings if one.code == "dtype-converted"]
+    assert found.remedy == "Convert and scale them as in training: True became 1, and False 0."
+
+
 def test_sound_that_was_divided_twice_is_named() -> None:
     text = "main (float[n, 600] x) => (float[n, 600] y) { y = Neg(x) }"
     sound = np.sin(np.cumsum(np.random.default_rng(0).random((20, 1, 600)), axis=-1)).astype(np.float32)

@@ -130,6 +130,13 @@ def test_mean_and_deviation_without_a_division_are_told(kind: Convention, folded
     assert "x / 255" in remedy or kind.recipe in remedy
 
 
+def test_samples_with_a_mean_and_deviation_of_their_own_are_told() -> None:
+    images = pictures()
+    (found,) = warnings(build(UNIT, folded=False), (images - images.mean()) / images.std())
+    assert found[0] == "wrong-normalization"
+    assert "what fits: 0 … 1 (x / 255, where x is a picture of 0 … 255)" in found[1]
+
+
 @pytest.mark.parametrize(
     ("expects", "given"),
     [(UNIT, BYTES), (SIGNED, BYTES), (IMAGENET, BYTES), (BYTES, UNIT), (IMAGENET, CENTRED), (CENTRED, IMAGENET)],

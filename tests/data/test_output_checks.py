@@ -169,3 +169,18 @@ def test_samples_of_one_class_are_told_apart_from_outputs_that_see_nothing() -> 
     found = [one for one in examine(parse(made.SerializeToString()), given).warnings if one.code == "equal-outputs"]
     assert [one.message for one in found] == [f"the model is sure of one class for all {COUNT} samples"]
     assert "Give samples of all classes" in found[0].remedy
+
+
+@pytest.mark.parametrize("last", ["y", "logits", "scores"])
+def test_samples_of_which_each_has_the_same_class_are_named(last: str) -> None:
+    model = classifier(1.0, prior=0)
+    if last != "y":
+        model.graph.outputs[:] = [value for node in model.graph.nodes for value in node.makes if value.name == last]
+    noise = np.random.default_rng(2).normal(0, 0.25, (COUNT, 1, 3, 4, 4)).astype(np.float32)
+    alike = [{"x": samples(1.0)[3]["x"] + more} for more in noise]
+    (found,) = [one for one in examine(model, alike).warnings if one.code == "one-class"]
+    assert found.message == f"the model gives class 3 of 0 to {CLASSES - 1} for each of {COUNT} samples"
+    assert "one-class" not in codes(model, [*alike[1:], samples(1.0)[4]])
+    if last == "scores":
+        model.graph.outputs[0].name = "embedding"  # its greatest number may always be the same one
+        assert "one-class" not in codes(model, alike)

@@ -44,6 +44,8 @@ def refused(source: str, inputs: list[InputSpec], reading: Reading = PLAIN) -> s
         ("a.data", bytes(257) + b"ustar\0", "a tar archive", "Unpack it"),
         ("a.parquet", b"PAR1", "a Parquet table", "pandas.read_parquet('a.parquet')"),
         ("a.out", b"PAR1", "a Parquet table", "pandas.read_parquet('a.out')"),
+        ("a.nc", b"CDF", "a NetCDF file", "xarray.open_dataset('a.nc')"),
+        ("a.arrows", b"\xff\xff", "an Arrow stream", "pyarrow.ipc.open_stream('a.arrows')"),
         ("a.h5", b"\x89HDF\r\n", "an HDF5 file", "h5py.File('a.h5')"),
         ("a.mat", b"MATLAB", "a MATLAB file", "scipy.io.loadmat('a.mat')"),
         ("a.pt", b"PK\3\4", "a file of PyTorch", "torch.load('a.pt')"),
@@ -265,3 +267,20 @@ def test_data_for_a_model_without_inputs() -> None:
         "d.npz has 'x', and the model has no inputs",
         "Leave out the data.",
     )
+
+
+def test_a_store_that_is_a_folder_is_named() -> None:
+    Path("a.zarr").mkdir()
+    Path("a.zarr/0.0").touch()
+    said = refused("a.zarr", PICTURES)
+    assert said.startswith("a.zarr is a Zarr store, which onnxq does not read | Read it with zarr.open('a.zarr')")
+
+
+def test_a_sparse_matrix_is_named() -> None:
+    np.savez("a.npz", indices=[0], indptr=[0, 1], format=b"csr", shape=[1, 3], data=[1.0])
+    assert "It holds a sparse matrix: save scipy.sparse.load_npz(file).toarray()." in refused("a.npz", TABLE)
+
+
+def test_labels_beside_the_samples_are_told_how_to_get_in() -> None:
+    np.save("y_test.npy", np.zeros(4, np.int64))
+    assert "save both: numpy.savez('data.npz', **{'x': array, '_label': labels})." in refused("y_test.npy", TABLE)

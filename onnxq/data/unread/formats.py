@@ -60,6 +60,9 @@ BY_SUFFIX = {
     **dict.fromkeys((".edf", ".bdf"), UnreadFormat("an EDF recording", "mne.io.read_raw({}).get_data()")),
     **dict.fromkeys((".dcm", ".dicom"), UnreadFormat("a DICOM picture", "pydicom.dcmread({}).pixel_array")),
     **dict.fromkeys((".nii",), UnreadFormat("a NIfTI volume", "nibabel.load({}).get_fdata()")),
+    **dict.fromkeys((".nc", ".nc4"), UnreadFormat("a NetCDF file", "xarray.open_dataset({})['NAME'].to_numpy()")),
+    ".arrows": UnreadFormat("an Arrow stream", "pyarrow.ipc.open_stream({}).read_all().to_pandas().to_numpy()"),
+    ".zarr": UnreadFormat("a Zarr store", "zarr.open({})['NAME'][:]"),
     ".mat": UnreadFormat("a MATLAB file", "scipy.io.loadmat({})['NAME']"),
     **dict.fromkeys(
         (".tfrecord", ".tfrecords"), UnreadFormat("a TFRecord file", "tensorflow.data.TFRecordDataset({})")

@@ -165,6 +165,13 @@ def _not_built(path: Path) -> str:
     return f"Build it: `onnxq quantize {shlex.quote(str(source))}`." if is_there else ""
 
 
+def _of_hub(path: Path) -> str:
+    """Say how a model of the Hugging Face Hub becomes a file, for what looks like its name; empty otherwise."""
+    looks_so = len(path.parts) == 2 and not path.suffix and not path.parent.exists() and path.parts[0][0] not in "./~"
+    name = shlex.quote(path.as_posix())
+    return f"A model of a hub has to be a file first: `hf download {name} --local-dir {path.name}`." if looks_so else ""
+
+
 def missing_model(path: Path) -> ModelError:
     """Make the error for a model that is not there, with what was meant perhaps."""
     url = address(path)
@@ -174,7 +181,7 @@ def missing_model(path: Path) -> ModelError:
         return _pattern(path)
     if url is None:
         found = shell_hint(str(path)) or _not_built(path) or similar_model(path) or submodule_hint(path)
-        hint = found or "Check the path of the model."
+        hint = found or _of_hub(path) or "Check the path of the model."
         if "\\" in path.name:  # it is a name here, and the folders of a path on Windows
             hint = f"Write / between folders: {path.as_posix().replace(chr(92), '/')}."
         return ModelError(f"{path} does not exist", hint)
