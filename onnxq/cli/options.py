@@ -98,6 +98,19 @@ def _spread(function: Callable[..., None], names: Sequence[str], texts: Mapping[
     return run
 
 
+def _refuse_one_dash(command: Any, arguments: Sequence[str]) -> None:
+    """Refuse a long option behind one dash: `-output a` would mean `-o utput`, and `-force` would mean `-f -o rce`."""
+    options = {name: one for one in command.params if one.param_type_name == "option" for name in one.opts}
+    for before, word in zip(["", *arguments], arguments, strict=False):
+        if word == "--":
+            return
+        of_value = before in options and not options[before].is_flag
+        name = f"-{word.partition('=')[0]}"
+        if word[:1] == "-" and word[1:2] != "-" and len(name) > len("--x") and name in options and not of_value:
+            see = f"See `onnxq {command.name} --help`."
+            raise RecipeError(f"'{word}' is no option", f"Write {name}. {see}")
+
+
 def refusing_doubles(command: Any) -> Callable[..., list[str]]:
     """Return what parses the arguments of a command, and refuses an option of one value that is given twice.
 
@@ -107,6 +120,7 @@ def refusing_doubles(command: Any) -> Callable[..., list[str]]:
 
     def run(context: Any, arguments: list[str]) -> list[str]:
         if not context.resilient_parsing:
+            _refuse_one_dash(command, arguments)
             values, _, given = command.make_parser(context).parse_args(args=list(arguments))
             for parameter in given:
                 once = parameter.param_type_name == "option" and not (parameter.multiple or parameter.is_flag)

@@ -231,6 +231,7 @@ def _pair(extra: Sequence[str], context: Any, command: Any) -> str:
     words = [str(given), *extra] if given is not None else list(extra)
     if len(words) != 2 or "--data" not in _names(command):
         return ""
+    words = [re.sub(r"^(model|data|input)=", "", word) for word in words]
     model, data = sorted(words, key=lambda word: Path(word).suffix != ".onnx")
     fits = Path(model).suffix == ".onnx" and Path(data).suffix in (".npz", ".npy")
     return f"Write `onnxq {command.name} {shell_path(model)} -d {shell_path(data)}`." if fits else ""
