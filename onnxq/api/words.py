@@ -23,6 +23,7 @@ from onnxq.errors import OnnxqError
 from onnxq.pipeline.options import declarations
 from onnxq.project.outcome import Built
 from onnxq.report import Report
+from onnxq.text import did_you_mean
 from onnxq.verification.records import Comparison
 
 Parameters = ParamSpec("Parameters")
@@ -48,6 +49,19 @@ OTHERS = {
 }
 # Commands whose function has another name; `init` has none
 FUNCTIONS = {"data": "examine", "recipes": "load_recipe"}
+# Keywords of other tools
+ELSEWHERE = {
+    **dict.fromkeys(("calibration_data", "dataset", "calibration_dataset", "inputs", "images", "arrays"), "samples"),
+    **dict.fromkeys(("calibration_data_reader", "data_reader", "dataloader", "calibration_loader"), "samples"),
+    **dict.fromkeys(("overwrite", "replace"), "force"),
+    **dict.fromkeys(("output_path", "save_path", "model_output", "out", "destination"), "output"),
+    **dict.fromkeys(("nodes_to_exclude", "ignored_scope", "skip", "ignore"), "exclude"),
+    **dict.fromkeys(("op_types_to_quantize", "nodes_to_quantize", "include"), "only"),
+    **dict.fromkeys(("subset_size", "num_samples", "samples_limit", "limit"), "sample_limit"),
+    **dict.fromkeys(("device", "provider", "platform", "target_device"), "target"),
+    **dict.fromkeys(("callback", "progress", "on_progress"), "observer"),
+    **dict.fromkeys(("float_model", "reference", "original"), "against"),
+}
 GROUPS = {"budget": "Budget", "timing": "Timing", "reading": "Reading"}
 # An option, and its value where what follows can be nothing else: a number, a pair, capitals or a known word
 VALUE = r"\d[\w.]*|native\b|auto\b|[\w.]+=[^\s:;)]*|[A-Z]{2,}\b|(?:weight|static|dynamic)-\w+"
@@ -86,6 +100,7 @@ def speaks_python(function: Callable[Parameters, Result]) -> Callable[Parameters
     @wraps(function)
     def called(*args: Parameters.args, **keywords: Parameters.kwargs) -> Result:
         try:
+            _refuse_keywords(function.__name__, keywords, own)
             with suppress(TypeError):  # Python itself says which argument is missing, or one too many
                 refuse_arguments(declared.bind(*args, **keywords).arguments, defaults, annotations)
             result = function(*args, **keywords)
@@ -98,6 +113,23 @@ def speaks_python(function: Callable[Parameters, Result]) -> Callable[Parameters
         return _worded(result, worded)
 
     return called
+
+
+def _refuse_keywords(function: str, keywords: Collection[str], own: Collection[str]) -> None:
+    """Refuse a keyword that a function does not have, and say which it may be.
+
+    Raises:
+        TypeError: There is one.
+
+    """
+    for name in keywords:
+        if name not in own:
+            option = f"--{name.replace('_', '-')}"
+            written = in_python(f"{option} …", own).removesuffix(" …")
+            meant = "" if written == option else f"write {written}"
+            other = ELSEWHERE.get(name)
+            meant = meant or (f"write {other}=…" if other in own else did_you_mean(name, own, cutoff=0.6))
+            raise TypeError(f"{function}() got an unexpected keyword argument '{name}'{': ' * bool(meant)}{meant}")
 
 
 def _worded(result: Result, worded: Callable[[str], str]) -> Result:

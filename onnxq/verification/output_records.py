@@ -123,6 +123,8 @@ def wrong_limit(name: str, limit: float) -> tuple[str, float] | None:
         return "a percentage from 0 to 100", 99.0
     if name == "min_agreement" and 0 < limit <= 1:
         return "a percentage, not a share of 1", 100 * limit
+    if name == "min_sqnr" and 0 < limit < 1:
+        return "a number of dB, not a share of 1", 30.0
     if name == "max_abs" and limit < 0:
         return "0 or more", 0.5
     if name == "min_cosine" and not -1 <= limit <= 1:

@@ -66,6 +66,25 @@ def test_verify_names_limits_that_nothing_could_meet(limits: dict[str, Any], mes
     assert hint in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("calibration_data", "write samples=…"),
+        ("overwrite", "write force=…"),
+        ("min_sqnr", "write budget=onnxq.Budget(min_sqnr=…)"),
+        ("benchmark", "write timing=onnxq.Timing(benchmark=True)"),
+        ("exclud", "Did you mean 'exclude'?"),
+    ],
+)
+def test_a_keyword_that_is_not_there_is_named_with_what_was_meant(name: str, meant: str) -> None:
+    keywords: dict[str, Any] = {name: 1}
+    with pytest.raises(TypeError) as caught:
+        onnxq.quantize("m.onnx", **keywords)
+    assert str(caught.value) == f"quantize() got an unexpected keyword argument '{name}': {meant}"
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'qqqqqqqq'$"):
+        onnxq.verify("m.onnx", qqqqqqqq=1)  # type: ignore[call-arg]
+
+
 def test_one_output_may_be_named_alone() -> None:
     assert list(onnxq.evaluate("m.onnx", {"x": SAMPLES[0]["x"]}, outputs="y")) == ["y"]
     with pytest.raises(onnxq.DataError, match="long"):
