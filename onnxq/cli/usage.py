@@ -121,6 +121,7 @@ def usage_error(error: Any, arguments: Sequence[str]) -> tuple[str, str]:
         repeated = any(word == "--data" or word.startswith(("-d", "--data=")) for word in arguments)
         hint = (
             _one_word(extra[0], arguments)
+            or _with_blanks(extra, context)
             or ("" if repeated else _pair(extra, context, command))
             or _many(extra, command)
         )
@@ -235,6 +236,13 @@ def _pair(extra: Sequence[str], context: Any, command: Any) -> str:
     model, data = sorted(words, key=lambda word: Path(word).suffix != ".onnx")
     fits = Path(model).suffix == ".onnx" and Path(data).suffix in (".npz", ".npy")
     return f"Write `onnxq {command.name} {shell_path(model)} -d {shell_path(data)}`." if fits else ""
+
+
+def _with_blanks(extra: Sequence[str], context: Any) -> str:
+    """Say that a name with blanks stands in quotes, if the words of a file's name became several arguments."""
+    given = getattr(context, "params", {}).get("model")
+    whole = " ".join(map(str, (given, *extra)))
+    return f"A name has blanks: write {shell_path(whole)}." if given is not None and Path(whole).is_file() else ""
 
 
 def _one_word(word: str, arguments: Sequence[str]) -> str:

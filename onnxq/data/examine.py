@@ -440,7 +440,9 @@ def _of_random_nodes(model: Model) -> Iterator[WarningLine]:
     found = [node for node in model.graph.walk() if _draws(node)]
     if found:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        message = f"{found[0].op_type} node '{found[0].name}'{more} draws random numbers: outputs differ at every run"
+        message = (
+            f"{found[0].op_type} node '{found[0].display_name}'{more} draws random numbers: outputs differ at every run"
+        )
         remedy = "Export the model for inference, or with random numbers as an input: the dB say nothing here."
         yield WarningLine("random-outputs", message, remedy)
 

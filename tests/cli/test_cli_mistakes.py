@@ -130,6 +130,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "quantize m.onnx -d d.npz --metric top1 --max-drop -1": ("max-drop is -1, and a metric", "Give how much worse"),
     "quantize m.onnx -d d.npz --min-sqnr 0.99": ("min-sqnr is 0.99 dB, at which an error", "Give dB: 20 is an error"),
     "verify m.onnx --against m.onnx --min-sqnr 0.9": ("and has to be a number of dB, not a share", "--min-sqnr 30."),
+    "quantize my model.onnx -d d.npz": ("there is no place for 'model.onnx'", "has blanks: write 'my model.onnx'."),
     "quantize org/Some-Model": ("org/Some-Model does not exist", "`hf download org/Some-Model --local-dir Some-Model`"),
     "recipes static": ("there is no recipe named 'static'", "Did you mean 'static-int8'? Choose one of auto, "),
     "quantize zzz.onnx": ("zzz.onnx does not exist", "Check the path of the model."),
@@ -173,6 +174,8 @@ def test_a_mistake_is_named_with_what_was_meant(cli, here: Path, typed_in: str) 
     if "gone." in typed_in:
         Path("gone.onnx").symlink_to("nowhere.onnx")
         Path("gone.npz").symlink_to("nowhere.npz")
+    if "my model" in typed_in:
+        Path("m.onnx").rename("my model.onnx")
     if "-m.onnx" in typed_in:
         Path("m.onnx").rename("-m.onnx")
     Path("empty.npz").touch()

@@ -44,6 +44,7 @@ def refused(source: str, inputs: list[InputSpec], reading: Reading = PLAIN) -> s
         ("a.data", bytes(257) + b"ustar\0", "a tar archive", "Unpack it"),
         ("a.parquet", b"PAR1", "a Parquet table", "pandas.read_parquet('a.parquet')"),
         ("a.out", b"PAR1", "a Parquet table", "pandas.read_parquet('a.out')"),
+        ("a.json", b'{"images": [], "annotations": []}', "a list of pictures as COCO has it", "Give the folder"),
         ("a.nc", b"CDF", "a NetCDF file", "xarray.open_dataset('a.nc')"),
         ("a.arrows", b"\xff\xff", "an Arrow stream", "pyarrow.ipc.open_stream('a.arrows')"),
         ("a.h5", b"\x89HDF\r\n", "an HDF5 file", "h5py.File('a.h5')"),

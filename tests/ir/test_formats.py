@@ -67,6 +67,11 @@ META_GRAPH = message((1, message((5, b"2.15"))), (2, message((1, NODE_DEF))))
 TENSOR = onnx.numpy_helper.from_array(np.zeros(3, np.float32)).SerializeToString()
 # name → (bytes, what they are, a part of the way to ONNX)
 CASES: dict[str, tuple[bytes, str, str]] = {
+    "m.textproto": (
+        b"ir_version: 8\ngraph {\n}\n",
+        "an ONNX model in protobuf's text form",
+        "format='textproto'",
+    ),
     "m.onnxtxt": (
         b'<ir_version: 8, opset_import: ["": 17]>\ng () => () {}',
         "an ONNX model in ONNX's text form",

@@ -127,6 +127,8 @@ def unread_format(path: Path, inputs: Sequence[InputSpec], *, text: bool) -> Unr
         return TAR
     if suffix in (".bin", ".raw", ".dat"):
         return UnreadFormat("a file of bytes without a shape", _raw_code(inputs))
+    if suffix == ".json" and start.lstrip()[:1] == b"{" and re.search(rb'"(images|annotations|info)"\s*:', start):
+        return UnreadFormat("a list of pictures as COCO has it", hint="Give the folder that the pictures are in.")
     if suffix == ".json":
         hint = "Write a sentence in each line of a .txt file, or an object in each line of a .jsonl file."
         return (

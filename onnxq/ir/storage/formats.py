@@ -294,6 +294,8 @@ def _text(data: memoryview) -> FileFormat | None:
         return FileFormat("a model of OpenVINO", "Export the model that it was made of to ONNX.")
     if re.match(r"<\s*ir_version\s*:", text):
         return FileFormat("an ONNX model in ONNX's text form", BINARY.format("onnxtxt"))
+    if re.match(r"(ir_version|producer_name|graph)\s*[:{]", text):
+        return FileFormat("an ONNX model in protobuf's text form", BINARY.format("textproto"))
     if text[0] == "{" and '"irVersion"' in text:
         return FileFormat("an ONNX model in JSON", BINARY.format("json"))
     return FileFormat("a text file", "Give an ONNX model.")
