@@ -85,6 +85,7 @@ class OtherValues:
         change: Makes them of the array of one sample; the dtype stays.
         short: What they would be, for picture files.
         setting: What makes them of picture files; empty where no setting does.
+        is_convention: Whether all values are those of another convention, in the same places.
 
     """
 
@@ -92,6 +93,7 @@ class OtherValues:
     change: Callable[[np.ndarray], np.ndarray]
     short: str = ""
     setting: str = ""
+    is_convention: bool = False
 
 
 def other_values(summary: InputSummary) -> Iterator[OtherValues]:
@@ -151,7 +153,7 @@ def _converted(own: Convention, other: Convention, summary: InputSummary) -> Oth
         return np.asarray((unit - figures(other.mean)) / figures(other.std), array.dtype)
 
     words = f"{other.words} ({other.recipe}, where x is a picture of 0 … 255)"
-    return OtherValues(words, change, other.words, f"normalize={other.setting}")
+    return OtherValues(words, change, other.words, f"normalize={other.setting}", is_convention=True)
 
 
 def _stretched(least: float, greatest: float) -> OtherValues:
@@ -160,8 +162,11 @@ def _stretched(least: float, greatest: float) -> OtherValues:
     def change(array: np.ndarray) -> np.ndarray:
         return np.asarray((array.astype(np.float64) - least) / max(greatest - least, 1e-30), array.dtype)
 
-    words = f"{UNIT.words} ({UNIT.recipe}, where x is a picture of 0 … 255)"
-    return OtherValues(words, change, UNIT.words, f"normalize={UNIT.setting}")
+    if least < 0:
+        words = f"{UNIT.words} ({UNIT.recipe}, where x is a picture of 0 … 255)"
+        return OtherValues(words, change, UNIT.words, f"normalize={UNIT.setting}", is_convention=True)
+    words = f"{UNIT.words}, as by (x - {least:.3g}) / {greatest - least:.3g}"
+    return OtherValues(words, change, UNIT.words, is_convention=True)
 
 
 def _swapped(axis: int) -> OtherValues:

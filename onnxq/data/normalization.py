@@ -188,7 +188,7 @@ class _Input:
 
     def _by_means(self) -> list[WarningLine]:
         """Look for values that cancel the biases of folded BatchNormalization, which these do not."""
-        others = [other for other in self._others() if other.setting.startswith("normalize=")]
+        others = [other for other in self._others() if other.is_convention]
         layers = folded_layers(first_layers(self.model, self.name, MOST_FOLDED).affine) if others else []
         if len(layers) < LEAST_LAYERS or len(self.held) < LEAST_SAMPLES:
             return []

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -36,6 +37,7 @@ ROUNDING = 1e-6  # of a mean probability
 FEW_CLASSES, MORE_CLASSES = 0.75, 1.2  # classes chosen by the number of samples, and how they become more
 UNLIKE = "Look at the values: indices beyond a table, or sizes that do not go together."
 OF_OTHERS = "The ids are those of another model: take its own tokenizer, or the classes that it was trained on."
+ONE_CLASS, ALL_CLASSES = "one-class", "Give samples of all classes; if these are, check how they are normalised."
 LEAST_ALIKE, SURE_OF_ONE = 10, 0.6  # samples of which each has one class, and its mean probability
 SCORES = re.compile("logit|score|class|pred", re.IGNORECASE)  # in the name of an output
 SURELY = 0.95  # probability of a class
@@ -64,13 +66,11 @@ def output_warnings(
     except (OnnxqError, SessionError):
         return
     found = list(_of_outputs(model, session, samples, summaries, files))
-    yield from found
     pictures = only_pictures(held, summaries)
-    if not found and pictures is not None:
-        try:
-            yield from certainty_warnings(session, held, pictures)
-        except SessionError:  # sizes that do not go together, if they are exchanged
-            return
+    if pictures is not None and all(one.code == ONE_CLASS for one in found):  # pictures upside down are of few classes
+        with suppress(SessionError):  # sizes that do not go together, if they are exchanged
+            found = list(certainty_warnings(session, held, pictures)) or found
+    yield from found
 
 
 def _of_outputs(
@@ -110,12 +110,12 @@ def _of_outputs(
             remedy = "Check how the samples are normalised: the model does not see what is in them."
             if all(_of_one_class(column) for column in columns):
                 message = f"the model is sure of one class for all {len(samples)} samples"
-                remedy = "Give samples of all classes; if these are, check how they are normalised."
+                remedy = ALL_CLASSES
             yield WarningLine("equal-outputs", message, remedy)
         elif len(samples) >= LEAST_ALIKE and (chosen := _one_class(names, columns)) is not None:
             place, classes = chosen
             message = f"the model gives class {place} of 0 to {classes - 1} for each of {len(samples)} samples"
-            yield WarningLine("one-class", message, "Give samples of all classes, in the shares that they have in use.")
+            yield WarningLine(ONE_CLASS, message, ALL_CLASSES)
     except (OnnxqError, SessionError):
         return
 

@@ -135,6 +135,9 @@ def test_samples_with_a_mean_and_deviation_of_their_own_are_told() -> None:
     (found,) = warnings(build(UNIT, folded=False), (images - images.mean()) / images.std())
     assert found[0] == "wrong-normalization"
     assert "what fits: 0 … 1 (x / 255, where x is a picture of 0 … 255)" in found[1]
+    (found,) = warnings(build(UNIT, folded=False), images * 16)
+    assert found[0] == "wrong-normalization"
+    assert "what fits: 0 … 1, as by (x - 0) / 16" in found[1]
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,24 @@ def test_the_rate_comes_from_the_user_a_file_or_the_metadata(tmp_path: Path) -> 
         opened(tmp_path / "w", wave)
 
 
+def test_recordings_of_a_lower_rate_than_the_models_are_told(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        save_wav(tmp_path / "w" / f"{name}.wav", tone(0.1, 8000), 8000)
+    save_wav(tmp_path / "w" / "d.wav", tone(0.1, 16000), 16000)
+    wave = spec("audio", 1, "t")
+    (found,) = opened(tmp_path / "w", wave, reading=Reading(("rate=16000",))).warnings
+    assert found.code == "low-rate"
+    assert found.message == (
+        "3 of 4 recordings had 8000 Hz or less, and the model takes 16000: no sound above 4000 Hz is in them"
+    )
+    assert opened(tmp_path / "w", wave, reading=Reading(("rate=8000",))).warnings == ()
+    (tmp_path / "w" / "b.wav").unlink()
+    (tmp_path / "w" / "c.wav").unlink()
+    for name in ("e", "f", "g"):
+        save_wav(tmp_path / "w" / f"{name}.wav", tone(0.1, 44100), 44100)
+    assert opened(tmp_path / "w", wave, reading=Reading(("rate=16000",))).warnings == ()
+
+
 def test_scale_and_integers(tmp_path: Path) -> None:
     path = save_wav(tmp_path / "a.wav", tone(0.02))
     scaled = next(iter(opened(path, spec("x", 1, 320), reading=Reading(("scale=32768",)))))["x"]

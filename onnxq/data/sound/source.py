@@ -9,7 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from onnxq.data.text_file import read_object
 from onnxq.data.validation import InputSpec
 from onnxq.errors import DataError
 from onnxq.text import as_list, counted, join_words
+from onnxq.warning import WarningLine
 
 SOUND = re.compile(r"audio|wave|wav|speech|signal|sound|pcm|samples|^input|^x$")
 RATE = re.compile(r"^(sr|fs|rate|sample_?rate|sampling_?rate)$")
@@ -38,6 +39,7 @@ RATES = ("sampling_rate", "sample_rate", "samplerate", "sr")
 CONFIGS = ("preprocessor_config.json", "feature_extractor_config.json", "config.json")
 MOST_WINDOWS = 512  # of all recordings together, unless there are more recordings
 LONGEST = 30.0  # seconds of a recording that is one sample
+LESS, SHARE = 0.8, 0.25  # of the model's rate, and of the recordings: what had less has no high sounds
 LOWEST = 100  # samples a second; a rate below it was meant in kHz
 SHORTEST = 128  # frames of a waveform; a shorter axis holds features
 
@@ -232,7 +234,8 @@ def sound_sources(sounds: Sounds, inputs: Sequence[InputSpec], facts: ModelFacts
     classes = _classes(sounds, facts)
     if not stateful:
         flat = [window for one in windows for window in one]
-        return [_plain_source(sounds, cutter, flat, classes, told, (*sounds.notes, *notes))]
+        plain = _plain_source(sounds, cutter, flat, classes, told, (*sounds.notes, *notes))
+        return [replace(plain, warnings=_of_rates(recordings, rate))]
     if wanted.batch > 1:
         raise DataError(
             f"the model takes {wanted.batch} recordings at once and has states", "Export it with a batch of 1."
@@ -243,7 +246,8 @@ def sound_sources(sounds: Sounds, inputs: Sequence[InputSpec], facts: ModelFacts
         feed = make_feed(inputs, pairs, facts, model=model) if pairs else None
         told_all = (*told, *(feed_preparations(feed, "") if feed is not None else ()))
         kept = (*sounds.notes, *notes) if index == 0 else ()
-        sources.append(_stateful_source(cutter, steps, classes, feed, told_all, kept))
+        source = _stateful_source(cutter, steps, classes, feed, told_all, kept)
+        sources.append(source if index else replace(source, warnings=_of_rates(recordings, rate)))
     return sources
 
 
@@ -252,6 +256,18 @@ def _no_state(states: Sequence[InputSpec], facts: ModelFacts) -> DataError:
     outputs = ", ".join(spec.name for spec in facts.outputs) or "none"
     hint = f"Say which: --state OUTPUT={states[0].name}, or --preprocess {states[0].name}.value=0. Outputs: {outputs}."
     return DataError(f"no output is the next value of {names}", hint)
+
+
+def _of_rates(recordings: Sequence[Recording], rate: int) -> tuple[WarningLine, ...]:
+    """Say that recordings have a lower rate than the model takes."""
+    low = [one.rate for one in recordings if one.rate < LESS * rate]
+    if len(low) < SHARE * len(recordings):
+        return ()
+    total = counted(len(recordings), "recording")
+    message = f"{len(low)} of {total} had {max(low)} Hz or less, and the model takes {rate}: no sound above "
+    message += f"{max(low) // 2} Hz is in them"
+    remedy = "Give recordings like those in use, or say the model's rate: --preprocess rate=16000."
+    return (WarningLine("low-rate", message, remedy),)
 
 
 def _rate(recordings: Sequence[Recording], asked: int | None, facts: ModelFacts) -> tuple[int, str, str]:
