@@ -293,7 +293,7 @@ def _equal(values: np.ndarray) -> int:
     if not values.shape[1]:
         return len(values) - 1
     wide = values.astype(np.float64)
-    wide = wide[:, ~far_columns(abs(wide).sum(axis=0))]  # beside a time in seconds, no other column would count
+    wide = wide[:, ~far_columns(abs(wide).sum(axis=0))]  # a time in seconds would hide all other columns
     centred = wide - np.median(wide, axis=0)  # one huge row would move the mean, and cancel all digits of the others
     spreads = wide.var(axis=1)
     squares = (centred**2).mean(axis=1)
@@ -320,7 +320,7 @@ def unscaled_columns(model: Model, sizes: Mapping[str, np.ndarray], count: int) 
         more = f" and {found.size - 1} more" if found.size > 1 else ""
         message = f"column {found[0]}{more} of '{value.name}' has values around {short(means[found[0]])}, and a typical"
         message += f" column around {short(float(np.median(means[means > 0])))}"
-        remedy = "Scale the columns as in training: beside one so large, 8 bits hold nothing of the others."
+        remedy = "Scale the columns as in training: 8 bits for all hold nothing of the others."
         yield WarningLine("unscaled-column", message, remedy)
 
 
