@@ -6,6 +6,7 @@ Tests: `tests/cli/test_cli_data.py`.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -74,29 +75,30 @@ def data(
                 observer.progress(done, total)
 
             seen = examine(read, given, progress=tell)
+        labels = given.label_names()  # which runs a function of the user, whose prints are no product
     if html is not None:
         write_text(html, data_page(model.name, given, seen))
     if output_format is Format.JSON:
-        sys.stdout.write(to_json({"schema": SCHEMA, "model": str(model), **as_dict(given, seen)}))
+        sys.stdout.write(to_json({"schema": SCHEMA, "model": str(model), **as_dict(given, seen, labels[0])}))
         return
-    show(*tables(given, seen))
+    show(*tables(given, seen, labels))
     warn(seen.warnings)
 
 
-def as_dict(samples: Samples, seen: Examination) -> dict[str, Any]:
+def as_dict(samples: Samples, seen: Examination, labels: Sequence[str]) -> dict[str, Any]:
     """Return what there is to say, for programs."""
     return {
         "data": samples.description,
         "samples": seen.samples,
         "inputs": [asdict(one) for one in seen.inputs],
         "preparations": [asdict(one) for one in samples.preparations],
-        "labels": list(samples.label_names()[0]),
+        "labels": list(labels),
         "notes": list(samples.notes),
         "warnings": [asdict(one) for one in seen.warnings],
     }
 
 
-def tables(samples: Samples, seen: Examination) -> list[RenderableType]:
+def tables(samples: Samples, seen: Examination, labelled: tuple[Sequence[str], str]) -> list[RenderableType]:
     """Return the screen: samples, inputs, channels, preprocessing and labels."""
     from onnxq.cli.tables import columns, input_table
     from onnxq.text import counted, printable, truncate
@@ -109,7 +111,7 @@ def tables(samples: Samples, seen: Examination) -> list[RenderableType]:
     if samples.preparations:
         rows = [(one.input, one.words, one.origin or "the model's input") for one in samples.preparations]
         shown += ["", columns(("input", "preprocessing", "said by"), rows)]
-    labels, problem = samples.label_names()
+    labels, problem = labelled
     if labels:
         shown += ["", f"  labels: {printable(', '.join(truncate(labels, MOST_LABELS)))}"]
     if problem:

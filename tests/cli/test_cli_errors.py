@@ -318,7 +318,9 @@ def test_a_file_whose_name_is_not_text(cli, folder: Path) -> None:
     assert "opens no file whose path is not UTF-8" in result.err
 
 
-@pytest.mark.parametrize("command", ["quantize digits_cnn.onnx -o new.onnx", "verify digits_cnn.onnx"])
+@pytest.mark.parametrize(
+    "command", ["quantize digits_cnn.onnx -o new.onnx", "verify digits_cnn.onnx", "data digits_cnn.onnx"]
+)
 def test_what_a_user_prints_is_no_product(cli, folder: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     Path("chatty.py").write_text(
         "import numpy as np\nprint('imported')\n"
