@@ -112,7 +112,7 @@ def _of_outputs(
                 message = f"the model is sure of one class for all {len(samples)} samples"
                 remedy = ALL_CLASSES
             yield WarningLine("equal-outputs", message, remedy)
-        elif len(samples) >= LEAST_ALIKE and (chosen := _one_class(names, columns)) is not None:
+        elif len(samples) >= LEAST_ALIKE and _vary(samples) and (chosen := _one_class(names, columns)) is not None:
             place, classes = chosen
             message = f"the model gives class {place} of 0 to {classes - 1} for each of {len(samples)} samples"
             yield WarningLine(ONE_CLASS, message, ALL_CLASSES)
