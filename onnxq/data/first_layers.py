@@ -289,9 +289,10 @@ def influences(taps: LayerInputs, samples: Sequence[Sample], nodes: Sequence[Nod
     values = [node.outputs[0] for node in nodes]
     kept = [value for value in values if value is not None]
     squares = np.zeros((len(kept), 4))
-    runs = [taps.run(_changed(samples, name, factor), kept) for factor in (1.0, 0.0, 1 / FRACTION)]
+    whole_and_part = (taps.run(_changed(samples, name, factor), kept) for factor in (1.0, 1 / FRACTION))
+    runs = [*whole_and_part, _run_once(taps, _changed(samples, name, 0.0), kept)]
     for sample in zip(*runs, strict=True):
-        for layer, (whole, none, part) in enumerate(zip(*sample, strict=True)):
+        for layer, (whole, part, none) in enumerate(zip(*sample, strict=True)):
             if whole.shape == none.shape == part.shape:
                 with np.errstate(all="ignore"):  # float16 that overflows says nothing
                     squares[layer] += [_squares(one) for one in (whole, none, whole - none, FRACTION * part - whole)]
@@ -302,6 +303,17 @@ def influences(taps: LayerInputs, samples: Sequence[Sample], nodes: Sequence[Nod
         if np.isfinite(size) and size and alone > 1e-6 * size:
             found.append(Influence(node, moved / size, bent / size))
     return found
+
+
+def _run_once(taps: LayerInputs, samples: Sequence[Sample], values: Sequence[Value]) -> Iterator[list[np.ndarray]]:
+    """Yield the values of each sample; one that equals the last is not run again, as where its input is all zeros."""
+    last: Sample | None = None
+    found: list[np.ndarray] = []
+    for sample in samples:
+        if last is None or any(not np.array_equal(sample[name], last[name]) for name in sample):
+            (found,) = taps.run([sample], values)
+        last = sample
+        yield found
 
 
 def _squares(array: np.ndarray) -> float:

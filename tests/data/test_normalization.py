@@ -23,7 +23,7 @@ from onnxq.data.conventions import (
     convention_of,
 )
 from onnxq.data.examine import examine
-from onnxq.data.first_layers import BatchnormInputs, FoldedMeans
+from onnxq.data.first_layers import BatchnormInputs, FoldedMeans, LayerInputs, first_layers, influences
 from onnxq.data.input_summary import InputSummaries
 from onnxq.data.samples import open_samples
 from onnxq.data.validation import input_specs
@@ -330,6 +330,28 @@ def test_conventions_are_told_by_their_ranges(kind: Convention) -> None:
 
 def rescaled(factor: float) -> Callable[[np.ndarray], np.ndarray]:
     return lambda array: (array * factor).astype(array.dtype)
+
+
+def test_zeros_of_all_samples_are_run_once() -> None:
+    class Counted(LayerInputs):
+        count = 0
+
+        def run(self, samples, values):
+            self.count += len(samples)
+            return super().run(samples, values)
+
+    model = build(UNIT, folded=True)
+    samples = [{"x": image[None]} for image in pictures()[:4]]
+    layers, taps = first_layers(model, "x").affine, Counted(model)
+    found = influences(taps, samples, layers, "x")
+    assert taps.count == 2 * len(samples) + 1
+    several = [influences(taps, [sample], layers, "x") for sample in samples]
+    least, most = (pick(one[0].moved for one in several) for pick in (min, max))
+    assert least <= found[0].moved <= most
+    given = [{"x": np.ones((1, 3, height, SIZE), np.float32)} for height in (SIZE, SIZE, SIZE - 1, SIZE)]
+    taps.count = 0
+    influences(taps, given, layers, "x")
+    assert taps.count == 2 * len(given) + 3  # one more for each change of the shape
 
 
 def to_bytes(array: np.ndarray) -> np.ndarray:
