@@ -114,7 +114,7 @@ def examine(
         *seen.warnings(calibrating=calibrating, judging=judging),
     ]
     if model.residency.quick:
-        found += unscaled_columns(model, seen.sizes, seen.count) if calibrating else ()
+        found += unscaled_columns(model, seen.sizes, seen.count)
         found += _of_files(given, summaries, found)
         found += _of_ids(model, summaries, few)
         found += _of_random_nodes(model)
@@ -320,7 +320,7 @@ def unscaled_columns(model: Model, sizes: Mapping[str, np.ndarray], count: int) 
         more = f" and {found.size - 1} more" if found.size > 1 else ""
         message = f"column {found[0]}{more} of '{value.name}' has values around {short(means[found[0]])}, and a typical"
         message += f" column around {short(float(np.median(means[means > 0])))}"
-        remedy = "Scale the columns as in training: 8 bits for all hold nothing of the others."
+        remedy = "Scale the columns as in training: the others hardly count next to one so large."
         yield WarningLine("unscaled-column", message, remedy)
 
 

@@ -258,6 +258,10 @@ def test_a_column_far_beyond_the_others_is_named_and_makes_no_rows_equal() -> No
     (found,) = examine(model(text), [{"x": row} for row in rows]).warnings
     assert found.code == "unscaled-column"
     assert found.message == "column 2 of 'x' has values around 1.70e+09, and a typical column around 0.833"
+    seen = examine(model(text), [{"x": row} for row in rows], calibrating=False)
+    assert [one.code for one in seen.warnings] == [
+        "unscaled-column"
+    ]  # weights alone are quantized, and it is wrong still
     scaled = text.replace("MatMul(x, w)", "MatMul(s, w)").replace("{ y", "{ s = Sigmoid(x) y")
     assert codes(scaled, [{"x": row} for row in rows]) == []
 
