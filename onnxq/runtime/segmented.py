@@ -2,8 +2,9 @@
 
 onnxruntime can read a weight in the caller's memory. The caller gives it as an `OrtValue`, the model calls it external
 data, and weights are not packed in advance. A session over 436 MB of weights then takes 9 MB and opens in 10 ms
-(1.31.1). Only optimisations that look at the elements themselves fail then, such as folding a Cast of a weight. A
-segment with those gets copies and is opened for each run.
+(1.31.1). Only optimisations that look at the elements themselves fail then. Without the folding of constants, most such
+segments still open: a weight that is cast or turned is so in each run. A segment that has int8 weights made uint8 ones,
+for exact products with AVX2, gets copies and is opened for each run.
 
 MatMulNBits computes in integers on packed weights alone, as it does for users. So a segment with it is packed, unless
 scales come from another one: then packed weights give wrong numbers. Sessions of packed segments stay open as long as
@@ -12,9 +13,12 @@ all of them take little memory.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import onnx
@@ -24,6 +28,7 @@ from onnxq.ir import DeferredTensor, Model, Node, Value, infer_types
 from onnxq.ir.segment import Segment, cut_segments, encode_segment
 from onnxq.runtime.memory import trim_heap
 from onnxq.runtime.ort_session import SessionError, Settings, load_native
+from onnxq.runtime.workers import run_in_order
 
 SEGMENT = 128 << 20  # bytes of weights that are in memory at a time
 BESIDE = 1 << 18  # bytes from which on a weight stays in its file, and is not copied twice when a segment is opened
@@ -31,6 +36,11 @@ PACKING = "MatMulNBits"  # the operator that computes otherwise without packed w
 PARAMETERS = slice(2, 4)  # of its inputs: scales and zero points
 PACKED = 64 << 20  # bytes of weights of a segment with those, which are in memory twice while it is opened
 MOST_PACKED = 64 << 20  # bytes of packed weights that stay in memory; with twice as many, a run takes 6 % less time
+# To open a session: whether over copies of the weights, and without which optimisations
+WAYS: tuple[tuple[bool, tuple[str, ...]], ...] = ((False, ()), (False, ("ConstantFolding",)), (True, ()))
+
+Result = TypeVar("Result")
+Run = Callable[[ort.InferenceSession, Sequence[str], Mapping[str, Any]], list[Any]]
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,7 @@ class _Part:
         segment: The segment.
         packs: Whether its weights are packed in advance.
         ended: Values that no segment reads behind it.
+        way: The first of `WAYS` that its session may be opened in.
         opened: Its session; None where that is opened for each run.
 
     """
@@ -57,6 +68,7 @@ class _Part:
     segment: Segment
     packs: bool
     ended: set[str] = field(default_factory=set)
+    way: int = 0
     opened: _Opened | None = None
 
     def release(self) -> None:
@@ -87,11 +99,13 @@ class InSegments(NamedTuple):
     Attributes:
         model: The model; it must not change as long as its session is in use.
         taps: Values of the main graph that runs can give besides the outputs.
+        checked: Whether all segments are opened at first, and not only when they run.
 
     """
 
     model: Model
     taps: Sequence[Value] = ()
+    checked: bool = True
 
 
 class StreamedSession:
@@ -102,6 +116,7 @@ class StreamedSession:
         settings: How the sessions of its segments are made.
         taps: Values of the main graph that `run` can give besides the outputs.
         besides: Bytes that the caller takes for nodes of a segment, apart from their weights.
+        checked: Whether all segments are opened once, so that what does not load is told here, and not by a run.
 
     Raises:
         SessionError: onnxruntime cannot load a segment.
@@ -115,6 +130,8 @@ class StreamedSession:
         settings: Settings,
         taps: Sequence[Value] = (),
         besides: Mapping[Node, int] | None = None,
+        *,
+        checked: bool = True,
     ) -> None:
         infer_types(model)
         self._model, self._settings = model, settings
@@ -131,8 +148,9 @@ class StreamedSession:
             seen |= read
         self._arguments: dict[str, Argument] = {}
         self._packed = 0
-        for part in self._parts:
+        for part in self._parts if checked else ():
             self._open(part)
+            part.release()
 
     def get_inputs(self) -> list[Argument]:
         """Describe the inputs that have no default."""
@@ -144,18 +162,67 @@ class StreamedSession:
 
     def run(self, outputs: Sequence[str] | None, feeds: Mapping[str, Any], run_options: Any = None) -> list[Any]:
         """Run the model and give the named outputs or taps, all outputs for None."""
-        wanted = self._listed if outputs is None else list(outputs)
+
+        def run(session: ort.InferenceSession, names: Sequence[str], inputs: Mapping[str, Any]) -> list[Any]:
+            return list(session.run(names, inputs, run_options))
+
         values: dict[str, Any] = dict(feeds)
         for part in self._parts:
-            names = [value.name for value in part.segment.outputs]
-            inputs = {value.name: values[value.name] for value in part.segment.inputs}
-            opened = part.opened or self._load(part)
-            values.update(zip(names, opened.session.run(names, inputs, run_options), strict=True))
+            opened = self._open(part)
+            self._advance(part, opened, run, values)
             del opened
             part.release()
-            for name in part.ended - self._wanted:
-                values.pop(name, None)
-        return [self._given(name, values) for name in wanted]
+        return self._given(outputs, values)
+
+    def run_side_by_side(
+        self,
+        outputs: Sequence[str] | None,
+        several: Sequence[Mapping[str, Any]],
+        run: Run,
+        use: Callable[[int, list[Any]], Result],
+    ) -> Iterator[Result]:
+        """Run several samples, some at a time; each segment is opened once for all of them.
+
+        Args:
+            outputs: As for `run`.
+            several: The inputs of each. What a segment leaves for others is in memory for all.
+            run: Gives named outputs of a session for inputs.
+            use: Given the place of a sample and what `run` gives for it, which then leaves memory; in a thread.
+
+        Yields:
+            What that makes of each, in order.
+
+        """
+        states: list[dict[str, Any]] = [dict(feeds) for feeds in several]
+
+        def through(part: _Part, opened: _Opened, place: int) -> None:
+            self._advance(part, opened, run, states[place])
+
+        def ended(part: _Part, opened: _Opened, place: int) -> Result:
+            self._advance(part, opened, run, states[place])
+            found = self._given(outputs, states[place])
+            states[place].clear()
+            return use(place, found)
+
+        for part in self._parts:
+            opened = self._open(part)
+            try:
+                if part is self._parts[-1]:
+                    with closing(run_in_order(partial(ended, part, opened), range(len(states)))) as done:
+                        yield from done
+                else:
+                    deque(run_in_order(partial(through, part, opened), range(len(states))), 0)
+            finally:
+                del opened
+                part.release()
+
+    def _advance(self, part: _Part, opened: _Opened, run: Run, values: dict[str, Any]) -> None:
+        """Take the values of a sample through a segment, and drop those that no one reads behind it."""
+        names = [value.name for value in part.segment.outputs]
+        inputs = {value.name: values[value.name] for value in part.segment.inputs}
+        values.update(zip(names, run(opened.session, names, inputs), strict=True))
+        for name in part.ended - self._wanted:
+            values.pop(name, None)
 
     def run_together(
         self,
@@ -177,7 +244,7 @@ class StreamedSession:
         states = [dict(sample) for sample in samples]
         for part in self._parts:
             names = [value.name for value in part.segment.outputs]
-            opened = part.opened or self._load(part)
+            opened = self._open(part)
             for state in states:
                 inputs = {value.name: state[value.name] for value in part.segment.inputs}
                 made = dict(zip(names, opened.session.run(names, inputs), strict=True))
@@ -189,9 +256,10 @@ class StreamedSession:
             part.release()
             yield part.segment.nodes
 
-    def _given(self, name: str, values: Mapping[str, Any]) -> Any:
-        tensor = self._model.graph.values[name].tensor
-        return values[name] if tensor is None else tensor.numpy()
+    def _given(self, outputs: Sequence[str] | None, values: Mapping[str, Any]) -> list[Any]:
+        names = self._listed if outputs is None else outputs
+        tensors = [self._model.graph.values[name].tensor for name in names]
+        return [values[name] if tensor is None else tensor.numpy() for name, tensor in zip(names, tensors, strict=True)]
 
     def _argument(self, value: Value) -> Argument:
         if value.name in self._arguments:
@@ -199,30 +267,40 @@ class StreamedSession:
         kind = "undefined" if value.dtype is None else onnx.TensorProto.DataType.Name(value.dtype).lower()
         return Argument(value.name, f"tensor({kind})", list(value.shape or ()))
 
-    def _open(self, part: _Part) -> None:
+    def _open(self, part: _Part) -> _Opened:
+        """Return the session of a segment, which stays open where that takes no memory."""
+        if part.opened is not None:
+            return part.opened
         opened = self._load(part)
         for argument in (*opened.session.get_inputs(), *opened.session.get_outputs()):
             self._arguments.setdefault(argument.name, Argument(argument.name, argument.type, argument.shape))
         packed = part.nbytes if part.packs else 0
         if opened.in_place and self._packed + packed <= MOST_PACKED:
             part.opened, self._packed = opened, self._packed + packed
-        del opened
-        part.release()
+        return opened
 
     def _load(self, part: _Part) -> _Opened:
-        """Open a session over the weights where they are; over copies where an optimisation looks at them."""
+        """Open a session over the weights where they are; over copies where an optimisation looks at them.
+
+        Constants that it would fold are computed in each run then: the turned table of a tied head, twice in memory.
+        """
         encoded, beside = encode_segment(self._model, part.segment, BESIDE)
         weights = {name: ort.OrtValue.ortvalue_from_numpy(tensor.numpy()) for name, tensor in beside.items()}
         mapped = not any(isinstance(tensor, DeferredTensor) for tensor in beside.values())
-        try:
-            opened = load_native(encoded, self._settings, weights=weights, pack=part.packs)
-            return _Opened(opened, weights, mapped)
-        except SessionError:
-            if not weights:
-                raise
-            return _Opened(
-                load_native(encoded, self._settings, weights=weights, copy=True, pack=part.packs), weights, False
-            )
+        for way in range(part.way, len(WAYS)):
+            copy, without = WAYS[way]
+            if without and part.packs:  # scales have to be known
+                continue
+            settings = replace(self._settings, without=(*self._settings.without, *without))
+            try:
+                opened = load_native(encoded, settings, weights=weights, copy=copy, pack=part.packs)
+            except SessionError:
+                if not weights or way == len(WAYS) - 1:
+                    raise
+            else:
+                part.way = way
+                return _Opened(opened, weights, mapped and not copy)
+        raise AssertionError
 
 
 def _can_pack(segment: Segment, *, folds: bool) -> bool:

@@ -5,11 +5,11 @@ Tests: `tests/runtime/test_in_memory.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import onnx
@@ -22,6 +22,7 @@ from onnxq.runtime.interruption import InterruptibleRun
 from onnxq.runtime.memory import HEAVY
 from onnxq.runtime.ort_session import FATAL, ORT_ERRORS, Optimization, SessionError, Settings, load_native, reason
 from onnxq.runtime.segmented import InSegments, StreamedSession
+from onnxq.runtime.workers import run_in_order
 
 __all__ = [
     "InMemory",
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 ModelSource = bytes | ModelInput | InMemory | InSegments
+Result = TypeVar("Result")
 MOST_KEPT = 3  # sessions, each of which holds the weights once more
 _kept: ContextVar[dict[tuple[bytes, Settings], Session] | None] = ContextVar("onnxq_kept_sessions", default=None)
 
@@ -94,7 +96,7 @@ def open_session(
     if isinstance(model, Model):
         model = InMemory(model, taps) if model.residency.copies else InSegments(model, taps)
     if isinstance(model, InSegments):
-        return StreamedSession(model.model, settings, model.taps)
+        return StreamedSession(model.model, settings, model.taps, checked=model.checked)
     if isinstance(model, InMemory):
         light = model.model.weight_bytes < HEAVY
         model = encode(model)
@@ -168,6 +170,37 @@ def _kept_session(model: EncodedModel, settings: Settings) -> Session:
     for oldest in list(kept)[:-MOST_KEPT]:
         del kept[oldest]
     return session
+
+
+def run_side_by_side(
+    session: Session,
+    outputs: Sequence[str],
+    several: Sequence[Mapping[str, np.ndarray]],
+    use: Callable[[int, list[Any]], Result],
+    *,
+    task_bytes: int = 0,
+) -> Generator[Result, None, None]:
+    """Run several samples, some at a time, and yield what `use` makes of the named outputs of each, in order.
+
+    Args:
+        session: What runs them. One that runs in segments opens each segment once for all samples.
+        outputs: Names.
+        several: The inputs of each sample.
+        use: Given the place of a sample and its outputs, which then leave memory; in a thread.
+        task_bytes: About what a run of the whole model takes; see `run_in_order`.
+
+    Raises:
+        SessionError: onnxruntime cannot run it on these inputs.
+
+    """
+    if isinstance(session, StreamedSession):
+        yield from session.run_side_by_side(outputs, several, run_session, use)
+        return
+
+    def run(place: int) -> Result:
+        return use(place, run_session(session, outputs, several[place]))
+
+    yield from run_in_order(run, range(len(several)), task_bytes=task_bytes)
 
 
 def run_session(session: Session, outputs: Sequence[str] | None, feeds: Mapping[str, np.ndarray]) -> list[Any]:

@@ -8,7 +8,9 @@ Tests: `tests/pipeline/test_amount_of_work.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -19,7 +21,7 @@ from onnxq.data.samples import Sample
 from onnxq.ir import Model, Value
 from onnxq.ir.storage.scratch_file import Spool
 from onnxq.runtime.memory import resident_bytes
-from onnxq.runtime.session import InMemory, InSegments, Session, open_session, run_session
+from onnxq.runtime.session import InMemory, InSegments, Session, open_session, run_session, run_side_by_side
 from onnxq.runtime.workers import run_in_order
 from onnxq.targets.assumed_shapes import assumed_shape
 from onnxq.verification.error_stats import Difference
@@ -27,6 +29,7 @@ from onnxq.verification.error_stats import Difference
 KEPT_BYTES, STREAMED_BYTES = 256 << 20, 128 << 20  # of float outputs, and of those of large models
 INSIDE_BYTES = 128 << 20  # of tensors inside the float model
 OPEN_BYTES = 128 << 20  # of weights, which a session holds once more, up to which it stays open
+TOGETHER = 4  # samples of a large model that each segment is opened for
 SampleKey = tuple[int, ...]  # of a sample: the identities of its arrays
 
 
@@ -94,7 +97,7 @@ class FloatOutputs:
         """
         before = resident_bytes()
         try:
-            for computed in map(self._run, samples) if self._streamed else run_in_order(self._run, samples):
+            for computed in self._together(samples) if self._streamed else run_in_order(self._run, samples):
                 self.bytes = self.bytes or max(resident_bytes() - before, 0)
                 key = _key(computed.sample)
                 if key not in self._known and self._kept <= self.room:
@@ -109,7 +112,22 @@ class FloatOutputs:
         known = self._known.get(_key(sample))
         if known is not None:
             return known
-        found = run_session(self._open(), self._names, sample)
+        return self._computed(sample, run_session(self._open(), self._names, sample))
+
+    def _together(self, samples: Iterable[Sample]) -> Iterator[Computed]:
+        """Yield the same for samples of a large model, each of whose segments is opened once for some of them."""
+        left = iter(samples)
+        while batch := list(islice(left, TOGETHER)):
+            new = [sample for sample in batch if _key(sample) not in self._known]
+
+            def kept(place: int, found: list[Any], new: Sequence[Sample] = new) -> Computed:
+                return self._computed(new[place], found)
+
+            with closing(run_side_by_side(self._open(), self._names, new, kept)) as runs:
+                for sample in batch:
+                    yield self._known.get(_key(sample)) or next(runs)
+
+    def _computed(self, sample: Sample, found: Sequence[Any]) -> Computed:
         return Computed(sample, {name: self._kept_apart(array) for name, array in zip(self._names, found, strict=True)})
 
     def _kept_apart(self, array: Any) -> Any:

@@ -29,10 +29,10 @@ from onnxq.progress import tried, working
 from onnxq.runtime.fork import can_fork, run_forked
 from onnxq.runtime.in_memory import EncodedModel, InMemory, encode, encode_part
 from onnxq.runtime.ort_session import load_hint
-from onnxq.runtime.session import InSegments, SessionError, open_session, run_session
+from onnxq.runtime.session import InSegments, SessionError, open_session, run_session, run_side_by_side
 from onnxq.runtime.workers import run_in_order
 from onnxq.search.early_stopping import FIRST_SAMPLES, Incumbent, NoiseLimit, RequiredGain, StoppingRule
-from onnxq.search.float_outputs import FloatOutputs, FloatTensors
+from onnxq.search.float_outputs import TOGETHER, FloatOutputs, FloatTensors
 from onnxq.search.logits import SLOPES, ScoreError, flattening, scores, shared_axes
 from onnxq.search.resolution import gained, round_to_resolution
 from onnxq.verification.detections import find_selection, replay_selections
@@ -222,14 +222,17 @@ class SqnrEvaluator:
         before = {key: judged[key] for one in self._expected if (key := self.known.key(one.sample)) in judged}
         new = [one for one in self._expected if self.known.key(one.sample) not in before]
         made: list[list[Difference]] = []
+
+        def compared(expected: _Expected, got: list[Any]) -> list[Difference]:
+            return self._differences(expected, names, dict(zip(wanted, got, strict=True)))
+
         try:
-            run = self._runner(source, fed, wanted) if new else _runs_nothing
-            with closing(self._in_order(run, new)) as runs:
+            with closing(self._runs(source, fed, wanted, new, compared)) as runs:
                 for index, expected in enumerate(self._expected):
                     key = self.known.key(expected.sample)
                     parts = before.get(key) if key is not None else None
                     if parts is None:
-                        parts = self._differences(expected, names, dict(zip(wanted, next(runs), strict=True)))
+                        parts = next(runs)
                     if key is not None:
                         judged[key] = parts
                     made.append(parts)
@@ -312,19 +315,29 @@ class SqnrEvaluator:
             model, fed = replay_selections(model, picked, wanted)
         values = model.graph.values
         taps = [] if picked else [values[name] for name in wanted if not values[name].is_output]
-        return InSegments(model, taps) if self._streamed else encode(InMemory(model, taps)), fed
+        return InSegments(model, taps, checked=False) if self._streamed else encode(InMemory(model, taps)), fed
 
-    @staticmethod
-    def _runner(
-        source: EncodedModel | InSegments, fed: Mapping[str, str], wanted: Sequence[str]
-    ) -> Callable[[_Expected], list[Any]]:
+    def _runs(
+        self,
+        source: EncodedModel | InSegments,
+        fed: Mapping[str, str],
+        wanted: Sequence[str],
+        several: Sequence[_Expected],
+        use: Callable[[_Expected, list[Any]], _Result],
+    ) -> Generator[_Result, None, None]:
+        """Yield what is made of the wanted values of each sample, some at a time."""
+        if not several:
+            return
         session = open_session(source, threads=1, exact=True)
+        feeds = [one.sample | {given: one.picked[name] for name, given in fed.items()} for one in several]
+        together = TOGETHER if self._streamed else len(several)
+        for start in range(0, len(several), together):
+            batch = several[start : start + together]
 
-        def run(expected: _Expected) -> list[Any]:
-            picks = {given: expected.picked[name] for name, given in fed.items()}
-            return run_session(session, wanted, {**expected.sample, **picks})
+            def used(place: int, got: list[Any], batch: Sequence[_Expected] = batch) -> _Result:
+                return use(batch[place], got)
 
-        return run
+            yield from run_side_by_side(session, wanted, feeds[start : start + together], used, task_bytes=self._bytes)
 
     def _counts(self) -> list[bool]:
         """Tell which outputs count: no labels if there are others, no picks, and no probabilities of random numbers.
@@ -369,7 +382,7 @@ class SqnrEvaluator:
         source, fed = self._source(model, [name])
         total: np.ndarray | None = None
         energy = 0.0
-        with closing(self._in_order(self._runner(source, fed, [name]), self._expected)) as runs:
+        with closing(self._runs(source, fed, [name], self._expected, lambda _, got: got)) as runs:
             for expected, (got,) in zip(self._expected, runs, strict=True):
                 if not (isinstance(got, np.ndarray) and isinstance(expected.arrays[worst], np.ndarray)):  # a sequence
                     return 1.0
@@ -515,10 +528,6 @@ class SqnrEvaluator:
         """Return how much nearer to float the second of two models is, in dB, of a typical sample."""
         worse, better = self.typicals([before, after])
         return better - worse
-
-
-def _runs_nothing(_: _Expected) -> list[Any]:
-    return []
 
 
 def worst_decibels(noise: np.ndarray) -> float:

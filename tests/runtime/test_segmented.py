@@ -108,6 +108,33 @@ def test_a_cast_of_a_constant_is_beside_its_reader_and_is_folded_there(tiny):
     np.testing.assert_allclose(parts.run(None, feeds)[0], expected, rtol=1e-5, atol=1e-6)
 
 
+def test_a_turned_table_stays_where_it_is(tiny):
+    """As that of a tied head, which onnxruntime would turn in advance, over a copy."""
+    nodes = [node("Gather", "table ids", "x"), node("Transpose", "table", "turned"), node("MatMul", "x turned", "y")]
+    proto = build(nodes, {"ids": (onnx.TensorProto.INT64, ["N"])}, weights={"table": floats(64, 16)})
+    feeds = {"ids": np.arange(5)}
+    expected = open_session(proto.SerializeToString()).run(None, feeds)[0]
+    parts = open_session(loaded(proto))
+    assert isinstance(parts, segmented.StreamedSession)
+    assert all(part.opened is not None for part in parts._parts)
+    np.testing.assert_allclose(parts.run(None, feeds)[0], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("several", [1, 3])
+def test_samples_side_by_side_give_what_each_gives_alone(several, tiny, monkeypatch):
+    monkeypatch.setattr(segmented, "WAYS", ((True, ()),))  # sessions over copies do not stay open
+    parts = open_session(session.InSegments(loaded(blocks()), checked=False))
+    assert isinstance(parts, segmented.StreamedSession)
+    load, loads = parts._load, []
+    monkeypatch.setattr(parts, "_load", lambda part: loads.append(part) or load(part))
+    samples = [{"x": floats(5, 16, seed=seed)} for seed in range(several)]
+    found = list(session.run_side_by_side(parts, ["y"], samples, lambda place, got: (place, got[0])))
+    assert len(loads) == len(parts._parts) > 2
+    assert [place for place, _ in found] == list(range(several))
+    for sample, (_, array) in zip(samples, found, strict=True):
+        assert np.array_equal(parts.run(["y"], sample)[0], array)
+
+
 def test_a_cast_that_distant_nodes_read_is_in_each_of_their_segments(tiny):
     proto = blocks(3)
     first, *_, last = (array for array in proto.graph.initializer if array.name.startswith("u"))
@@ -306,7 +333,9 @@ def test_what_a_large_model_became_is_run_in_segments_too(tmp_path, monkeypatch)
     pipeline.quantize(path, in_blocks(4, 16), output=out, samples=samples)
     monkeypatch.setattr(residency, "LARGE", load(out).weight_bytes)
     opened = []
-    monkeypatch.setattr(session, "StreamedSession", lambda *a: opened.append(a) or segmented.StreamedSession(*a))
+    monkeypatch.setattr(
+        session, "StreamedSession", lambda *a, **k: opened.append(a) or segmented.StreamedSession(*a, **k)
+    )
     for quantized in (out, load(out), out.read_bytes()):
         compare(path, quantized, samples)
         assert len(opened) == 2

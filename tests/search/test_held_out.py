@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxq.data.samples import input_specs, wrap_samples
 from onnxq.ir import load, parse
 from onnxq.pipeline.quantize import quantize
+from onnxq.runtime import session
 from onnxq.search import sqnr_evaluator
 from onnxq.search.budget import Budget, BudgetCheck
 from onnxq.search.held_out import LONG_RUN, TRIAL_SAMPLES, HoldoutSplit
@@ -63,7 +64,7 @@ def test_a_variant_runs_once_on_a_sample_whoever_judges_it(monkeypatch: pytest.M
     data = classifier(WEIGHT, ("Softmax", {"axis": -1}))
     samples = wrap_samples([{"x": floats(1, 2, seed=seed)} for seed in range(8)], input_specs(parse(data)))
     opened, ran = [0], [0]
-    open_before, run_before = sqnr_evaluator.open_session, sqnr_evaluator.run_session
+    open_before, run_before = sqnr_evaluator.open_session, session.run_session
 
     def count_open(*given: Any, **settings: Any) -> Any:
         opened[0] += 1
@@ -74,7 +75,7 @@ def test_a_variant_runs_once_on_a_sample_whoever_judges_it(monkeypatch: pytest.M
         return run_before(*given)
 
     monkeypatch.setattr(sqnr_evaluator, "open_session", count_open)
-    monkeypatch.setattr(sqnr_evaluator, "run_session", count_run)
+    monkeypatch.setattr(session, "run_session", count_run)
     split = HoldoutSplit(parse(data), samples)
     worse = classifier(WEIGHT * np.float32(0.9), ("Softmax", {"axis": -1}))
     half, again = split.judge.noise(parse(worse)), split.judge.noise(parse(worse))
@@ -363,13 +364,13 @@ def test_a_variant_that_cannot_gain_enough_runs_on_the_first_samples_only(least,
     judge = SqnrEvaluator(data, samples)
     whole = judge.gain(before, after)
     assert 1 < whole < 3
-    run, runs = sqnr_evaluator.run_session, [0]
+    run, runs = session.run_session, [0]
 
     def count(*given: Any) -> Any:
         runs[0] += 1
         return run(*given)
 
-    monkeypatch.setattr(sqnr_evaluator, "run_session", count)
+    monkeypatch.setattr(session, "run_session", count)
     judge = SqnrEvaluator(data, samples)
     for figures in (judge.typicals([before, after], least=least), judge.sqnrs([before, after], least=least)):
         first, second = figures
@@ -383,13 +384,13 @@ def test_a_goal_that_some_of_the_samples_miss_already_is_missed(goal, reached, r
     data, off = (parse(classifier(WEIGHT * np.float32(factor), neutral)) for factor in (1.0, 0.9))  # 20 dB
     samples = wrap_samples([{"x": floats(1, 2, seed=seed)} for seed in range(12)], input_specs(data))
     judge = SqnrEvaluator(data, samples)
-    run, runs = sqnr_evaluator.run_session, [0]
+    run, runs = session.run_session, [0]
 
     def count(*given: Any) -> Any:
         runs[0] += 1
         return run(*given)
 
-    monkeypatch.setattr(sqnr_evaluator, "run_session", count)
+    monkeypatch.setattr(session, "run_session", count)
     assert (judge.sqnr_towards(off, goal) >= goal) is reached
     assert runs[0] <= ran + 4  # some more have begun by then
     assert (judge.sqnr(off) >= goal) is reached
