@@ -23,7 +23,6 @@ GROUPS = {"digits_cnn": 4, "digits_depthwise": 1, "digits_attention": 4}
 FAST = [
     ("digits_cnn", "auto", True),
     ("digits_attention", "auto", True),
-    ("digits_cnn", "auto", False),
     ("digits_depthwise", "auto", False),
 ]
 RECIPES = [("auto", True), ("static-int8", True), ("auto", False), ("dynamic-int8", False), ("weight-int8", False)]
