@@ -130,13 +130,11 @@ def op(
     domain: str = "",
     once: bool = False,
     output: int = 0,
-    accepts: Callable[[Value], bool] | None = None,
-    says: str = Pattern.says,
     **attributes: Any,
 ) -> Operator:
     """Describe what a node makes; see `Operator`."""
     types = (types,) if isinstance(types, str) else types
-    return Operator(name, accepts, says, types, inputs, domain, once, output, tuple(attributes.items()))
+    return Operator(name, None, "", types, inputs, domain, once, output, tuple(attributes.items()))
 
 
 def unset_or(expected: Any) -> Callable[[Any], bool]:
