@@ -281,6 +281,15 @@ def highest(outputs, labels):
     return sum(float(logits.max()) for logits in outputs["logits"]) / len(outputs["logits"])
 """
 
+FALLING = """
+import itertools
+
+calls = itertools.count()
+
+def falling(outputs, labels):  # the float model is measured first
+    return -float(next(calls))
+"""
+
 
 def test_a_metric_is_measured_recorded_and_held_to_its_limit(repo: Path) -> None:
     Path("project_metric.py").write_text(METRIC)
@@ -304,10 +313,11 @@ def test_a_metric_is_measured_recorded_and_held_to_its_limit(repo: Path) -> None
     Path("project_metric.py").write_text(METRIC.replace("max()", "min()"))
     (finding,) = check(load_project()).findings
     assert finding.message == "is out of date: its metric project_metric:highest has changed since it was built"
-    Path("onnxq.toml").write_text(text.replace("max-drop = 0.5", "max-drop = -100"))
+    Path("falling_metric.py").write_text(FALLING)
+    Path("onnxq.toml").write_text(text.replace("project_metric:highest", "falling_metric:falling"))
     (done,) = built()
     assert isinstance(done.error, CheckFailed)
-    assert "project_metric:highest falls from" in done.error.message
+    assert "falling_metric:falling falls from" in done.error.message
 
 
 def test_labels_in_the_data_to_verify_on_are_enough_for_a_metric(repo: Path) -> None:
