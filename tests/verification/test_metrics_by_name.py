@@ -282,9 +282,7 @@ def test_a_run_measures_a_named_metric_and_keeps_to_its_drop(tmp_path: Path) -> 
     assert report.comparison.metric is not None
     assert (report.comparison.metric.name, report.comparison.metric.float_value) == ("top1", 100)
     with pytest.raises(CheckFailed, match="cosine"):
-        quantize(
-            tmp_path / "m.onnx", "static-int8", data=given, budget=Budget(metric="cosine", max_drop=-1.0), force=True
-        )
+        quantize(tmp_path / "m.onnx", "static-int8", data=given, budget=Budget(metric="cosine", max_drop=0), force=True)
 
 
 def test_a_budget_of_perplexity_is_one_of_how_far_it_rises() -> None:
