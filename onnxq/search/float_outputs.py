@@ -118,14 +118,15 @@ class FloatOutputs:
         """Yield the same for samples of a large model, each of whose segments is opened once for some of them."""
         left = iter(samples)
         while batch := list(islice(left, TOGETHER)):
-            new = [sample for sample in batch if _key(sample) not in self._known]
+            known = [self._known.get(_key(sample)) for sample in batch]
+            new = [sample for sample, one in zip(batch, known, strict=True) if one is None]
 
             def kept(place: int, found: list[Any], new: Sequence[Sample] = new) -> Computed:
                 return self._computed(new[place], found)
 
             with closing(run_side_by_side(self._open(), self._names, new, kept)) as runs:
-                for sample in batch:
-                    yield self._known.get(_key(sample)) or next(runs)
+                for one in known:
+                    yield one or next(runs)
 
     def _computed(self, sample: Sample, found: Sequence[Any]) -> Computed:
         return Computed(sample, {name: self._kept_apart(array) for name, array in zip(self._names, found, strict=True)})

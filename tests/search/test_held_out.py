@@ -12,11 +12,12 @@ from helpers import build, floats, node, typed
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.data.samples import input_specs, wrap_samples
-from onnxq.ir import load, parse
+from onnxq.ir import infer_types, load, parse
 from onnxq.pipeline.quantize import quantize
 from onnxq.runtime import session
 from onnxq.search import sqnr_evaluator
 from onnxq.search.budget import Budget, BudgetCheck
+from onnxq.search.float_outputs import FloatOutputs
 from onnxq.search.held_out import LONG_RUN, TRIAL_SAMPLES, HoldoutSplit
 from onnxq.search.logits import scores, shared_axes
 from onnxq.search.resolution import RESOLUTION, resolved_noise, round_to_resolution
@@ -394,6 +395,16 @@ def test_a_goal_that_some_of_the_samples_miss_already_is_missed(goal, reached, r
     assert (judge.sqnr_towards(off, goal) >= goal) is reached
     assert runs[0] <= ran + 4  # some more have begun by then
     assert (judge.sqnr(off) >= goal) is reached
+
+
+def test_a_large_model_gives_each_sample_its_own_where_one_comes_twice(tmp_path: Path) -> None:
+    model = parse(bytes(build([node("Neg", "x", "y")], {"x": ["n", 2]}).SerializeToString()))
+    infer_types(model)
+    first, second = ({"x": floats(1, 2) + shift} for shift in (0, 1))
+    given = [first, first, second, second, first]
+    found = FloatOutputs(model, ["y"], tmp_path).of(given)
+    pairs = zip(given, found, strict=True)
+    assert [np.array_equal(one.outputs["y"], -sample["x"]) for sample, one in pairs] == [True] * 5
 
 
 def test_scores_that_a_mask_leaves_out_do_not_move_the_others() -> None:
