@@ -469,16 +469,14 @@ def test_row_20_time_is_linear_in_the_graph() -> None:
     def seconds(count: int) -> float:
         nodes = [node("MatMul", f"v{i} w", f"v{i + 1}") for i in range(count)]
         proto = build(nodes, {"v0": [1, 4]}, [f"v{count}"], {"w": floats(4, 4)})
-        best = np.inf
-        for _ in range(3):
-            model = typed(proto)
-            with gc_disabled():  # as the pipeline runs it: what other tests left behind would be scanned as well
-                started = time.process_time()
-                rewrite(model, make_plan(model, load_recipe("dynamic-int8"), with_data=False), {})
-                best = min(best, time.process_time() - started)
-        return best
+        model = typed(proto)
+        with gc_disabled():  # as the pipeline runs it: what other tests left behind would be scanned as well
+            started = time.process_time()
+            rewrite(model, make_plan(model, load_recipe("dynamic-int8"), with_data=False), {})
+            return time.process_time() - started
 
-    assert seconds(1600) < 8 * seconds(400)  # four times as many; scanning would take sixteen times as long
+    # Four times as many; scanning would take sixteen times as long
+    assert any(seconds(1600) < 8 * seconds(400) for _ in range(3))
 
 
 # -- other tools ------------------------------------------------------------------------------------------------------

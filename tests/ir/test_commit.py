@@ -327,7 +327,7 @@ def test_cost_is_linear_in_the_patches():
     gc.disable()
     try:
         chain_time(200)
-        assert min(chain_time(2000) / chain_time(500) for _ in range(4)) < 10
+        assert any(chain_time(2000) / chain_time(500) < 10 for _ in range(4))
     finally:
         gc.enable()
 

@@ -22,7 +22,7 @@ FEEDS = {"image": np.load(MODELS / "digits_test.npz")["image"][:300]}
 GROUPS = {"digits_cnn": 4, "digits_depthwise": 1, "digits_attention": 4}
 FAST = [
     ("digits_cnn", "auto", True),
-    ("digits_attention", "auto", True),
+    ("digits_attention", "static-int8", True),
     ("digits_depthwise", "auto", False),
 ]
 RECIPES = [("auto", True), ("static-int8", True), ("auto", False), ("dynamic-int8", False), ("weight-int8", False)]
