@@ -6,7 +6,7 @@ import difflib
 import math
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import TypeVar
 
@@ -149,7 +149,14 @@ def as_list(given: Named | Iterable[Named]) -> tuple[Named, ...]:
     return (given,) if isinstance(given, (str, PathLike)) else tuple(given)
 
 
-def did_you_mean(word: str, candidates: Iterable[str], *, most: int = 1, cutoff: float = 0.4) -> str:
+def did_you_mean(
+    word: str,
+    candidates: Iterable[str],
+    *,
+    most: int = 1,
+    cutoff: float = 0.4,
+    elsewhere: Mapping[str, str] | None = None,
+) -> str:
     """Ask whether what is known under a similar name was meant, in a sentence; empty where nothing is similar.
 
     Args:
@@ -157,9 +164,11 @@ def did_you_mean(word: str, candidates: Iterable[str], *, most: int = 1, cutoff:
         candidates: What could have been meant.
         most: How many names to offer.
         cutoff: How similar they have to be, 0 to 1; see `difflib.get_close_matches`.
+        elsewhere: What candidates are called elsewhere, in small letters, and which of them each is.
 
     """
-    near = difflib.get_close_matches(word, list(candidates), n=most, cutoff=cutoff)
+    meant = (elsewhere or {}).get(word.lower())
+    near = [meant] if meant else difflib.get_close_matches(word, list(candidates), n=most, cutoff=cutoff)
     names = " or ".join(f"'{name}'" for name in near)
     return f"Did you mean {names}?" if near else ""
 

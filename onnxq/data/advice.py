@@ -11,7 +11,7 @@ from pathlib import Path
 
 from onnxq.data.beside import OTHER_PICTURES, OTHER_SOUNDS, PICTURE_SUFFIXES, SOUND_SUFFIXES
 from onnxq.data.text.roles import takes_text
-from onnxq.data.unread.formats import BY_SUFFIX, pictures_without_ending, unread_format
+from onnxq.data.unread.formats import BY_SUFFIX, UnreadFormat, pictures_without_ending, unread_format
 from onnxq.data.validation import InputSpec
 from onnxq.errors import DataError
 from onnxq.text import counted, did_you_mean, join_words, shell_hint, shell_path
@@ -63,17 +63,21 @@ def other_data(path: Path, inputs: Sequence[InputSpec]) -> DataError:
     if path.suffix == ".pb":
         return DataError(f"{path} is a single tensor", "Give the folder that it is in: test_data_set_0 or the like.")
     found = unread_format(path, inputs, text=takes_text(inputs))
-    if found is not None and not found.code:
-        return DataError(f"{path} is {found.what}, which onnxq does not read", found.hint)
     if found is not None:
-        hint = f"Read it with {found.code.format(repr(str(path)))}, and save samples: {saving(inputs)}."
-        return DataError(f"{path} is {found.what}, which onnxq does not read", hint)
+        return _unread(path, found, inputs)
     kind = _kind(path.suffix.lower())
     if kind == "text" and any(spec.numpy_dtype is not None and spec.numpy_dtype.kind in "iu" for spec in inputs):
         said = f"{path} is text, and no input of the model is named like token ids, such as input_ids"
         return DataError(said, f"Tokenize it yourself, and save samples: {saving(inputs)}.")
     what = f"{path} is {kind}, and onnxq reads arrays" if kind else f"{path} is neither .npz nor .npy nor a folder"
     return DataError(what, f"Save samples as the model takes them: {saving(inputs)}.")
+
+
+def _unread(path: Path, found: UnreadFormat, inputs: Sequence[InputSpec]) -> DataError:
+    """Make the error for data in a form that onnxq does not read, with the way to arrays."""
+    code = found.code.format(repr(str(path)))
+    hint = f"Read it with {code}, and save samples: {saving(inputs)}." if found.code else found.hint
+    return DataError(f"{path} is {found.what}, which onnxq does not read", hint)
 
 
 def kinds_of(found: Sequence[Path]) -> str:
@@ -100,17 +104,13 @@ def empty_folder(
     folder: Path, found: Sequence[Path], inputs: Sequence[InputSpec], *, below: Path | None = None
 ) -> DataError:
     """Make the error for a folder without arrays, and say what is in it instead; `below` is a folder that has some."""
+    kind = BY_SUFFIX.get(folder.suffix.lower())
+    if kind is not None and kind.code:
+        return _unread(folder, kind, inputs)
     hidden = not found and any(file.name.startswith(".") for file in folder.iterdir())
     files = f": it holds {kinds_of(found)}" if found else f": it {'holds hidden files alone' if hidden else 'is empty'}"
     tests = "; or give ONNX test_data_set_* folders with input_0.pb, input_1.pb, …"
-    kind = BY_SUFFIX.get(folder.suffix.lower())
     hint = pictures_without_ending(found) or _of_one_format(found, inputs)
-    if kind is not None and kind.code:
-        code = kind.code.format(repr(str(folder)))
-        return DataError(
-            f"{folder} is {kind.what}, which onnxq does not read",
-            f"Read it with {code}, and save samples: {saving(inputs)}.",
-        )
     if below is not None:
         hint = f"Give {shell_path(below)}, which has some."
     hint = hint or f"Save samples: {saving(inputs)}{tests}"

@@ -132,10 +132,10 @@ def check_names(names: Iterable[str], inputs: Sequence[InputSpec], where: str) -
         if name not in wanted:
             if not wanted:
                 raise UnknownName(f"{where} has '{name}', and the model has no inputs", "Leave out the data.", name)
-            guess = SPARSE_HINT if SPARSE.issubset(given) else did_you_mean(name, wanted, cutoff=0.6)
+            guess = did_you_mean(name, wanted, cutoff=0.6)
             own = wanted[0] if len(wanted) == 1 and wanted[0].isidentifier() else "NAME"
             if SPARSE.issubset(given):
-                pass
+                guess = SPARSE_HINT
             elif NAMELESS.fullmatch(name):
                 guess = f"It was saved without a name: write numpy.savez(file, {own}=array)."
             elif all(one in given for one in wanted):  # it says something about the samples: labels, mostly

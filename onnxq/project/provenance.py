@@ -214,8 +214,8 @@ def record(
         metric = None
         if comparison.metric is not None:
             metric = {key: _rounded(key, value) for key, value in asdict(comparison.metric).items()}
-        if metric is not None and not metric["is_distance"]:
-            del metric["is_distance"]  # models that were built before it was recorded keep their bytes
+            if not metric["is_distance"]:
+                del metric["is_distance"]  # models that were built before it was recorded keep their bytes
         measured = {"samples": comparison.samples, "outputs": outputs, "metric": metric, **_runtime(families)}
         entries[MEASURED] = json.dumps(measured, ensure_ascii=False)
     return entries

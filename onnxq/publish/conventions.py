@@ -105,8 +105,8 @@ def find_convention(name: str) -> FileConvention:
 
     """
     if name not in CONVENTIONS:
-        meant = OTHER_NAMES.get(name.lower(), name)
-        guess = f"Did you mean '{meant}'?" if meant in CONVENTIONS else did_you_mean(name, CONVENTIONS)
-        hint = f"{guess} Choose one of {', '.join(CONVENTIONS)}.".lstrip()
+        hint = (
+            f"{did_you_mean(name, CONVENTIONS, elsewhere=OTHER_NAMES)} Choose one of {', '.join(CONVENTIONS)}.".lstrip()
+        )
         raise RecipeError(f"there are no file names for '{name}'", hint)
     return CONVENTIONS[name]

@@ -40,6 +40,7 @@ __all__ = [
 
 ModelSource = bytes | ModelInput | InMemory | InSegments
 Result = TypeVar("Result")
+TOGETHER = 4  # samples of a model in segments that each segment is opened for
 MOST_KEPT = 3  # sessions, each of which holds the weights once more
 _kept: ContextVar[dict[tuple[bytes, Settings], Session] | None] = ContextVar("onnxq_kept_sessions", default=None)
 
@@ -183,7 +184,7 @@ def run_side_by_side(
     """Run several samples, some at a time, and yield what `use` makes of the named outputs of each, in order.
 
     Args:
-        session: What runs them. One that runs in segments opens each segment once for all samples.
+        session: What runs them. One that runs in segments opens each segment once for `TOGETHER` samples.
         outputs: Names.
         several: The inputs of each sample.
         use: Given the place of a sample and its outputs, which then leave memory; in a thread.
@@ -194,7 +195,12 @@ def run_side_by_side(
 
     """
     if isinstance(session, StreamedSession):
-        yield from session.run_side_by_side(outputs, several, run_session, use)
+        for start in range(0, len(several), TOGETHER):
+
+            def used(place: int, got: list[Any], start: int = start) -> Result:
+                return use(start + place, got)
+
+            yield from session.run_side_by_side(outputs, several[start : start + TOGETHER], run_session, used)
         return
 
     def run(place: int) -> Result:

@@ -21,7 +21,15 @@ from onnxq.data.samples import Sample
 from onnxq.ir import Model, Value
 from onnxq.ir.storage.scratch_file import Spool
 from onnxq.runtime.memory import resident_bytes
-from onnxq.runtime.session import InMemory, InSegments, Session, open_session, run_session, run_side_by_side
+from onnxq.runtime.session import (
+    TOGETHER,
+    InMemory,
+    InSegments,
+    Session,
+    open_session,
+    run_session,
+    run_side_by_side,
+)
 from onnxq.runtime.workers import run_in_order
 from onnxq.targets.assumed_shapes import assumed_shape
 from onnxq.verification.error_stats import Difference
@@ -29,7 +37,6 @@ from onnxq.verification.error_stats import Difference
 KEPT_BYTES, STREAMED_BYTES = 256 << 20, 128 << 20  # of float outputs, and of those of large models
 INSIDE_BYTES = 128 << 20  # of tensors inside the float model
 OPEN_BYTES = 128 << 20  # of weights, which a session holds once more, up to which it stays open
-TOGETHER = 4  # samples of a large model that each segment is opened for
 SampleKey = tuple[int, ...]  # of a sample: the identities of its arrays
 
 

@@ -32,7 +32,7 @@ from onnxq.runtime.ort_session import load_hint
 from onnxq.runtime.session import InSegments, SessionError, open_session, run_session, run_side_by_side
 from onnxq.runtime.workers import run_in_order
 from onnxq.search.early_stopping import FIRST_SAMPLES, Incumbent, NoiseLimit, RequiredGain, StoppingRule
-from onnxq.search.float_outputs import TOGETHER, FloatOutputs, FloatTensors
+from onnxq.search.float_outputs import FloatOutputs, FloatTensors
 from onnxq.search.logits import SLOPES, ScoreError, flattening, scores, shared_axes
 from onnxq.search.resolution import gained, round_to_resolution
 from onnxq.verification.detections import find_selection, replay_selections
@@ -330,14 +330,11 @@ class SqnrEvaluator:
             return
         session = open_session(source, threads=1, exact=True)
         feeds = [one.sample | {given: one.picked[name] for name, given in fed.items()} for one in several]
-        together = TOGETHER if self._streamed else len(several)
-        for start in range(0, len(several), together):
-            batch = several[start : start + together]
 
-            def used(place: int, got: list[Any], batch: Sequence[_Expected] = batch) -> _Result:
-                return use(batch[place], got)
+        def used(place: int, got: list[Any]) -> _Result:
+            return use(several[place], got)
 
-            yield from run_side_by_side(session, wanted, feeds[start : start + together], used, task_bytes=self._bytes)
+        yield from run_side_by_side(session, wanted, feeds, used, task_bytes=self._bytes)
 
     def _counts(self) -> list[bool]:
         """Tell which outputs count: no labels if there are others, no picks, and no probabilities of random numbers.

@@ -49,9 +49,9 @@ def table_name(name: str) -> str:
         return host_family()
     if name not in stored_targets():
         names = target_names()
-        meant = ELSEWHERE.get(name.lower())
-        near = f"Did you mean '{meant}'?" if meant else did_you_mean(name, names, cutoff=0.7)
-        hint = f"{near} Choose one of {', '.join(names)}.".lstrip()
+        hint = (
+            f"{did_you_mean(name, names, cutoff=0.7, elsewhere=ELSEWHERE)} Choose one of {', '.join(names)}.".lstrip()
+        )
         raise RecipeError(f"there is no target named '{name}'", hint)
     return name
 

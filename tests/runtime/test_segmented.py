@@ -135,6 +135,15 @@ def test_samples_side_by_side_give_what_each_gives_alone(several, tiny, monkeypa
         assert np.array_equal(parts.run(["y"], sample)[0], array)
 
 
+def test_samples_beyond_those_that_run_together_keep_their_places(tiny):
+    parts = open_session(session.InSegments(loaded(blocks()), checked=False))
+    samples = [{"x": floats(5, 16, seed=seed)} for seed in range(session.TOGETHER + 2)]
+    found = list(session.run_side_by_side(parts, ["y"], samples, lambda place, got: (place, got[0])))
+    assert [place for place, _ in found] == list(range(len(samples)))
+    for sample, (_, array) in zip(samples, found, strict=True):
+        assert np.array_equal(parts.run(["y"], sample)[0], array)
+
+
 def test_a_cast_that_distant_nodes_read_is_in_each_of_their_segments(tiny):
     proto = blocks(3)
     first, *_, last = (array for array in proto.graph.initializer if array.name.startswith("u"))

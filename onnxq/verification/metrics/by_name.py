@@ -52,7 +52,6 @@ def metric_of_name(source: str) -> NamedMetric | None:
     """
     if source in METRICS or CALLABLE.fullmatch(source):
         return METRICS.get(source)
-    meant = USUAL.get(source.lower())
     known = f"Metrics are {', '.join(METRICS)}, or package.module:function."
-    hint = f"Did you mean '{meant}'?" if meant else did_you_mean(source, METRICS, cutoff=0.6) or known
+    hint = did_you_mean(source, METRICS, cutoff=0.6, elsewhere=USUAL) or known
     raise DataError(f"'{source}' is no metric, and does not name a function", hint)
