@@ -94,5 +94,5 @@ def test_a_model_that_does_not_run_in_float_is_no_bug_of_ours(tmp_path, capsys):
     assert main(["quantize", str(source)]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
-    assert lines[0].startswith("error: onnxruntime cannot run the float model on sample 0: ")
+    assert lines[0].startswith("error: onnxruntime cannot run the float model on sample 0 (x [1, 4, 256]): ")
     assert lines[1].startswith("hint: ")

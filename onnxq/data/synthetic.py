@@ -21,7 +21,8 @@ from onnxq.data.samples import InputSpec, Sample, Samples
 from onnxq.data.text.table_rows import table_rows
 from onnxq.data.validation import refuse_unfed
 from onnxq.errors import DataError
-from onnxq.ir import Model, Node, Value
+from onnxq.ir import Model, Value
+from onnxq.ir.shape_inference.open_sizes import sizes_by_weights
 from onnxq.runtime.session import Session, SessionError, open_session, run_session
 
 __all__ = ["random_samples", "synthetic_samples"]
@@ -31,8 +32,6 @@ FIRST, LAST, EVEN = "first", "last", "even"
 MOST_TRIED, MOST_FLOATS = 24, 4  # of other numbers, and inputs of floats that get some
 MOST_ELEMENTS = 1 << 22  # of what a Softmax makes: of pictures it may not fit into memory with others
 BOOL = np.dtype(bool)
-RECURRENT = ("GRU", "LSTM", "RNN")
-ELEMENTWISE = ("Add", "Div", "Mul", "Sub")
 
 # Sizes for open dimensions of random samples: small, and divisible by the 32 that many vision models shrink by
 RANDOM_SIZE, RANDOM_CHANNELS, RANDOM_PIXELS = 16, 3, 64
@@ -62,12 +61,14 @@ class InputFill:
 # Windows of audio and sides of pictures come in powers of two. 160 and 16000 are 10 ms and 1 s of audio at 16 kHz. A
 # size of 1 takes the least time; the largest come last, because a model may take minutes before it refuses them
 SIZES = (64, 128, 256, 512, 1024, 32, 224, 640, 160, 1, 4096, 16000)
+FRAMES = (64, 256)  # sides of a map that has no axis for a batch, as features of sound
 FILLS = (
     InputFill(past=0),
     InputFill(past=RANDOM_SIZE),
     InputFill(batched=True),
     InputFill(first=RANDOM_SIZE),
     *(InputFill(size, size, batched) for size in SIZES for batched in (False, True)),
+    *(InputFill(size, size, first=size) for size in FRAMES),
 )
 
 
@@ -134,7 +135,7 @@ def synthetic_samples(model: Model, inputs: Sequence[InputSpec], count: int) -> 
         DataError: As `random_samples`.
 
     """
-    known = _sizes_by_weights(model)
+    known = sizes_by_weights(model)
     usual = random_samples(inputs, count, known=known)
     shapes = [_shapes(inputs, fill, known) for fill in (InputFill(), *FILLS)]
     fills = [InputFill(), *(fill for index, fill in enumerate(FILLS, 1) if shapes[index] not in shapes[:index])]
@@ -157,41 +158,6 @@ def synthetic_samples(model: Model, inputs: Sequence[InputSpec], count: int) -> 
         tried = count if masked else 1
         return _sound_samples(session, [*outputs, *(tap.name for tap in taps)], made, make, tried)
     return usual
-
-
-def _sizes_by_weights(model: Model) -> dict[str, int]:
-    """Return the sizes of named dimensions that constants of the main graph leave no choice about.
-
-    Args:
-        model: The model, types inferred.
-
-    """
-    found: dict[str, int] = {}
-    for node in model.graph.nodes:
-        for dimension, size in _told(node):
-            if isinstance(dimension, str):
-                found.setdefault(dimension, size)
-    return found
-
-
-def _told(node: Node) -> Iterator[tuple[object, int]]:
-    """Pair dimensions of what a node reads with the sizes that its constants want."""
-    read, weight = node.input(0), node.input(1)
-    if node.op_type in ELEMENTWISE and read is not None and weight is not None:
-        read, weight = (weight, read) if read.constant is not None else (read, weight)
-    if node.domain or read is None or weight is None or weight.constant is None or not read.shape:
-        return
-    shape, sizes = read.shape, [size for size in weight.shape or () if isinstance(size, int)]
-    if node.op_type == "MatMul" and len(sizes) > 1:
-        yield shape[-1], sizes[-2]
-    elif node.op_type == "Gemm" and not node.attribute("transA", 0):
-        yield shape[-1], sizes[1 if node.attribute("transB", 0) else 0]
-    elif node.op_type in RECURRENT and len(shape) == len(sizes) == 3:
-        yield shape[-1], sizes[-1]
-    elif node.op_type == "Conv" and len(shape) == len(sizes) > 2:
-        yield shape[1], sizes[1] * int(node.attribute("group", 1))
-    elif node.op_type in ELEMENTWISE:
-        yield from ((dim, size) for dim, size in zip(shape[::-1], sizes[::-1], strict=False) if size > 1)
 
 
 def _may_be_masked(inputs: Sequence[InputSpec]) -> bool:

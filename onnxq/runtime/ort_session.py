@@ -69,6 +69,52 @@ ORT_PHRASES = (
         r"Got invalid dimensions for input: (\S+) for the following indices index: (\d+) Got: (\d+) Expected: (\d+).*$",
         r"input '\1' has \3 in dimension \2, and the model takes \4",
     ),
+    (
+        r"Invalid rank for input: (\S+) Got: (\d+) Expected: (\d+).*$",
+        r"input '\1' has \2 dimensions, and the model takes \3",
+    ),
+    # Sizes that do not fit, and names that onnxruntime gives nodes which it changes
+    (r"^(\w+ node '[^']*?)(?:_nchwc|/MatMulAddFusion)'", r"\1'"),
+    (r"(\w+ node ')fused ", r"\1"),
+    (r"Invalid input shape: \{([^}]*)\}$", r"its window is larger than its input [\1]"),
+    (r"GEMM: Dimension mismatch, W: \{([^}]*)\} K: (\d+) N:\d+$", r"its weight [\1] does not fit rows of \2 values"),
+    (r"MatMul dimension mismatch$", "the shapes of its inputs do not fit"),
+    (r"(?:left|right) operand cannot broadcast on dim \d+$", "the shapes of its inputs do not fit"),
+    (
+        r"Input W must have shape \{[^}]*,(\d+)\}\. Actual:\{[^}]*,(\d+)\}$",
+        r"it reads \2 values at a step, and gets \1",
+    ),
+    (
+        r"axis == 1 \|\| axis == largest was false\. Attempting to broadcast an axis by a dimension other than 1\. "
+        r"(\d+) by (\d+)$",
+        r"its inputs have \1 and \2 in one dimension",
+    ),
+    (
+        r"Non concat axis dimensions must match: Axis (\d+) has mismatched dimensions of (\d+) and (\d+)$",
+        r"its inputs have \2 and \3 in dimension \1",
+    ),
+    (
+        r"Input channels C is not equal to kernel channels \* group\. C: (\d+) kernel channels: (\d+) group: (\d+)$",
+        r"its input has \1 channels, and its weight takes \2 in each of \3 groups",
+    ),
+    (
+        r"filter number not equal to input channel number\. filter_number: (\d+) num_input_channels: (\d+)$",
+        r"its input has \2 channels, and its weight takes \1",
+    ),
+    (
+        r"Pad reflect: (?:pre|post)-pad \((\d+)\) exceeds maximum allowed \(\d+\) for axis (\d+)\. "
+        r"Input shape:\{([^}]*)\}$",
+        r"it mirrors \1 values of dimension \2, and its input is [\3]",
+    ),
+    (r"invalid expand shape$", "its input cannot be expanded to the shape asked for"),
+    (
+        r"input_shape\[i\] == 1 was false\. Dimension of input (\d+) must be 1 instead of \d+\. shape=\{([^}]*)\}$",
+        r"it drops dimension \1 of its input [\2], which is not 1",
+    ),
+    (
+        r"k argument \[(\d+)\] should not be greater than specified axis dim value \[(\d+)\]$",
+        r"it picks \1 of only \2 values",
+    ),
     (r"^Exception during initialization: ", ""),
     (r"\bfalse was false\. ", ""),
     (r" in \.$", ""),

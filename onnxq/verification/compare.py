@@ -16,6 +16,7 @@ import numpy as np
 import onnxruntime as ort
 
 from onnxq.data.advice import named_type
+from onnxq.data.samples import Samples
 from onnxq.data.validation import Sample
 from onnxq.errors import DataError, InvalidResult, ModelError, OnnxqError
 from onnxq.ir import Model, Tensor, load
@@ -39,13 +40,15 @@ __all__ = ["Comparison", "Latency", "OutputComparison", "check_wellformed", "com
 
 CHECKED = Path("model.onnx")  # what the checker is shown of a model without a file
 CACHE_RANK = 4
+MOST_NAMED = 3  # inputs whose sizes an error tells
 WORST_SAMPLES = 5  # that are named
 # Timing: pairs until the median is steady, and never much longer than this for a model that runs in milliseconds
 WARM_UPS, LEAST_PAIRS, MOST_PAIRS, TIMING_SECONDS = 3, 5, 500, 0.3
 FIRST_LOOK, STEADY = 16, 0.015  # pairs after which steadiness is judged, and half of a 95 % interval that is steady
 OTHER_MODEL = "Compare only models with the same inputs and outputs; if onnxq made this one, report it."
 UNPREPARED = "Check that the sample is prepared as the model expects: sizes, token ids, masks."
-MADE_UP = "The sample was made up, and not every model takes any numbers and sizes: give --data."
+MADE_UP = "The sample was made up, and not every model takes any numbers: give --data."
+OPEN_SIZES = "Sizes of input {} are open, and none that was tried fits: give --data."
 
 
 def compare(
@@ -224,7 +227,9 @@ class _Pair:
         try:
             return run_session(self.reference, None, feeds)
         except SessionError as error:
-            raise DataError(f"onnxruntime cannot run the float model on sample {index}: {error}", hint) from error
+            sizes = ", ".join(f"{name} {list(np.shape(array))}" for name, array in list(feeds.items())[:MOST_NAMED])
+            message = f"onnxruntime cannot run the float model on sample {index} ({sizes}): {error}"
+            raise DataError(message, hint) from error
 
     def run(self, feeds: Sample, index: int, hint: str) -> tuple[list[Any], list[Any]]:
         """Run both at the same time; in segments one after the other, whose weights would be in memory together."""
@@ -250,7 +255,11 @@ class _Pair:
 
 def _hint(samples: object) -> str:
     """Say what to do about samples that the float model refuses."""
-    return MADE_UP if getattr(samples, "made_up", False) else UNPREPARED
+    if not isinstance(samples, Samples) or not samples.made_up:
+        return UNPREPARED
+    sizes = ((spec, spec.fixed(axis)) for spec in samples.inputs for axis in range(1, len(spec.shape or ())))
+    first = next((spec for spec, size in sizes if size is None), None)
+    return MADE_UP if first is None else OPEN_SIZES.format(f"'{first.name}' ({first})")
 
 
 def _check_interface(reference: Any, result: Any, blame: type[OnnxqError]) -> None:

@@ -67,6 +67,38 @@ def test_sizes_that_a_weight_tells_are_taken(nodes: list, shape: tuple, weight: 
     assert made_up_shapes(nodes, {"x": list(shape)}, {"w": floats(*weight)}) == {"x": made}
 
 
+def flattening() -> list:
+    """Flatten a map without a batch, [frames, bands], for a layer: its bands are convolved and pooled."""
+    return [
+        node("Unsqueeze", "x axes", "map"),
+        node("Conv", "map k", "c", kernel_shape=[3, 3]),
+        node("MaxPool", "c", "p", kernel_shape=[1, 2], strides=[1, 2]),
+        node("Squeeze", "p batch", "s"),
+        node("Transpose", "s", "t", perm=[1, 0, 2]),
+        node("Reshape", "t rows", "r"),
+        node("MatMul", "r w", "y"),
+    ]
+
+
+def test_a_layer_that_reads_a_flattened_map_tells_its_sides() -> None:
+    """Bands of 82 and 83 give 4 channels of 40; of these, 82 is taken. A window of 3 takes no single frame."""
+    weights = {"k": floats(4, 1, 3, 3), "axes": np.array([0, 1]), "batch": np.array([0])}
+    weights |= {"w": floats(160, 6), "rows": np.array([-1, 160])}
+    assert made_up_shapes(flattening(), {"x": ["frames", "bands"]}, weights) == {"x": (16, 82)}
+    nodes = [node("Conv", "x k", "c", strides=[2, 2], pads=[1, 1, 1, 1]), node("Flatten", "c", "f")]
+    pictures = {"x": ["n", 3, "h", "w"]}
+    weights = {"k": floats(2, 3, 3, 3), "w": floats(2 * 48 * 48, 6)}
+    assert made_up_shapes([*nodes, node("Gemm", "f w", "y")], pictures, weights) == {"x": (1, 3, 96, 96)}
+
+
+def test_a_map_without_a_batch_has_enough_frames() -> None:
+    """Nine windows of 3 need 19 frames and bands, more than the usual size of both."""
+    nodes = [node("Unsqueeze", "x axes", "0"), *(node("Conv", f"{i} k", str(i + 1)) for i in range(9))]
+    weights = {"k": floats(1, 1, 3, 3), "axes": np.array([0, 1])}
+    made = made_up_shapes([*nodes, node("Relu", "9", "y")], {"x": ["frames", "bands"]}, weights)
+    assert made == {"x": (64, 64)}
+
+
 def test_a_recurrent_layer_tells_how_many_features_it_reads() -> None:
     nodes = [node("Unsqueeze", "x one", "s"), node("GRU", "s w r", "y", hidden_size=5)]
     weights = {"w": floats(1, 15, 24), "r": floats(1, 15, 5), "one": np.array([1])}
