@@ -135,6 +135,8 @@ def _everywhere(site: NodeView) -> QuantizedForm:
         raise NotQuantizable("it has several outputs")
     constants = tuple(slot for slot in floats if site.constant(slot) is not None)
     activations = tuple(slot for slot in floats if slot not in constants)
+    for slot in activations:
+        site.float_input(slot)
     same = node.op_type in SAME_SCALE and activations == (0,) and not constants
     return QuantizedForm(
         "Q/DQ on inputs and output",

@@ -191,6 +191,15 @@ def test_qnn_quantizes_constants_beside_activations():
     assert made.sqnr(FEEDS[0]) > 30
 
 
+def test_qnn_leaves_float_what_reads_a_default_that_callers_may_replace():
+    weights = {"w": floats(8, 3, 1, 1), "b": floats(8), "k": floats(8, 1, 1, seed=3)}
+    nodes = [node("Conv", "x w b", "c"), node("Mul", "c k", "y")]
+    source = build(nodes, {"x": [2, 3, 8, 8], "k": [8, 1, 1]}, ["y"], weights)
+    made = quantize_in_memory(source, recipe_of("static-int8", target="qnn"), FEEDS)
+    assert made.decision("n_y").reason == "its data input can be overridden by a graph input"
+    assert made.sqnr(FEEDS[0]) > 30
+
+
 @pytest.mark.parametrize(
     ("operator", "attributes", "opset", "raised"),
     [

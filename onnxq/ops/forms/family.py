@@ -23,6 +23,7 @@ from onnxq.ops.kernels.registry import load_families
 
 # Below this, a weight in 8 bit saves less than the nodes and scales around it cost in the file.
 MINIMUM_STORED_ELEMENTS = 512
+OVERRIDDEN = "can be overridden by a graph input"
 STORED_TYPES = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4, TensorProto.INT16)
 
 
@@ -97,9 +98,7 @@ class NodeView:
         if is_stored_weight(value):
             raise NotQuantizable("weight is in 8 bit already")
         if value.constant is None:
-            raise NotQuantizable(
-                "weight can be overridden by a graph input" if value.tensor else "weight is not a constant"
-            )
+            raise NotQuantizable(f"weight {OVERRIDDEN if value.tensor else 'is not a constant'}")
         weight = value.constant
         if weight.dtype != TensorProto.FLOAT:
             raise NotQuantizable(f"weight is {dtype_name(weight.dtype)}, not float32")
@@ -113,7 +112,7 @@ class NodeView:
         """The float32 activation at an input; declines where it is another type."""
         value = self.value(slot)
         if value.tensor is not None:
-            raise NotQuantizable("its data input is a constant")
+            raise NotQuantizable(f"its data input {OVERRIDDEN if value.is_input else 'is a constant'}")
         if value.dtype is None:
             raise NotQuantizable(f"the type of its input '{value.name}' is not known")
         if value.dtype != TensorProto.FLOAT:
