@@ -27,7 +27,7 @@ from onnxq.ir.proto_fields import MODEL_GRAPH as GRAPH
 from onnxq.ir.proto_fields import MODEL_IR_VERSION as IR_VERSION
 from onnxq.ir.proto_fields import MODEL_METADATA as METADATA
 from onnxq.ir.proto_fields import MODEL_OPSET_IMPORT as OPSET_IMPORT
-from onnxq.ir.storage.external import release
+from onnxq.ir.storage.external import hash_released
 from onnxq.ir.storage.formats import foreign_folder, missing_model, unreadable_model
 from onnxq.ir.storage.lfs import pointer_error
 from onnxq.ir.storage.residency import Residency, choose_residency
@@ -49,7 +49,6 @@ from onnxq.ir.wire import (
     text,
 )
 
-HASH_BLOCK = 1 << 24  # bytes hashed at a time, so that a mapped file never stands in memory whole
 STRIP_ABOVE = 1024  # bytes above which `skeleton` leaves an initializer's elements out
 
 
@@ -119,10 +118,7 @@ class Model:
     def sha256(self) -> str:
         """SHA-256 of the bytes the model was read from, external data not included, as hexadecimal digits."""
         digest = hashlib.sha256()
-        for start in range(0, len(self.source), HASH_BLOCK):
-            block = self.source[start : start + HASH_BLOCK]
-            digest.update(block)
-            release(block)
+        hash_released(digest, self.source)
         return digest.hexdigest()
 
     @property

@@ -147,11 +147,12 @@ def _verified(rewritten: Rewritten, before: Model, probe: Samples, request: Requ
     by_layers, written = model.copy() if detailed else model, code_caches(finalize(model, prepared), prepared.caches)
     model = with_float_caches(written)
     observer.step("verify")
-    asked = partial(with_fast_prompts, target=prepared.plan.recipe.scheme.target, most=request.budget.max_size)
+    target, budget = prepared.plan.recipe.scheme.target, request.budget
+    asked = partial(with_fast_prompts, target=target, most=budget.max_size, data_file=budget.data_file)
     faster = asked(model)
     encoded = faster.serialize()
     baseline = InMemory(before if prepared.original is None else prepared.original)
-    saturating = SaturatingFamilies.of(prepared.plan.recipe.scheme.target, model)
+    saturating = SaturatingFamilies.of(target, model)
     watched = None if prepared.fast or data is None else watched_perplexity(before, probe)
     watch = None if watched is None else watched.add
     with in_copy(partial(saturation_loss, saturating, baseline, model, probe), copies=probe.shareable) as lost:

@@ -103,8 +103,8 @@ def quantize_large(prepared: Prepared, request: Request) -> Quantized:
     report = with_expected(report, halves, comparison, request.samples)
     perplexity = None if watched is None else watched.comparison()
     result = add_metrics(Quantized(model, report), before, baseline, request, perplexity, fast=prepared.fast)
-    target, most = prepared.plan.recipe.scheme.target, request.budget.max_size
-    return replace(result, model=with_fast_prompts(written, target, most))
+    target, budget = prepared.plan.recipe.scheme.target, request.budget
+    return replace(result, model=with_fast_prompts(written, target, budget.max_size, budget.data_file))
 
 
 def _choose_and_rewrite(prepared: Prepared, split: HoldoutSplit, request: Request) -> Rewritten:

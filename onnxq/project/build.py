@@ -18,7 +18,7 @@ from onnxq.errors import CheckFailed, DataError, InvalidResult, OnnxqError
 from onnxq.ir import Model, infer_types, load
 from onnxq.ir.passes import normalise
 from onnxq.ir.proto_fields import MODEL_METADATA
-from onnxq.ir.storage.files import data_path, needs_external_data
+from onnxq.ir.storage.files import data_path, needs_external_data, written_bytes
 from onnxq.ir.wire import entry_field
 from onnxq.pipeline.options import QuantizeOptions
 from onnxq.pipeline.quantize import quantize
@@ -30,7 +30,6 @@ from onnxq.project.outcome import Built, up_to_date
 from onnxq.project.provenance import gather, record, written_hash
 from onnxq.report import Report
 from onnxq.runtime.custom_ops import register_custom_ops
-from onnxq.search.size_search import written_bytes
 from onnxq.stages.files import open_data
 from onnxq.verification.compare import compare
 from onnxq.verification.records import Comparison
@@ -102,11 +101,10 @@ def build_model(
         elif entry.thresholds.given():
             raise CheckFailed(f"{entry.quantized} cannot be run here, so its thresholds are unknown", GIVE_LIBRARY)
         outside = entry.options.external_data or needs_external_data(result.model)
-        encoded = None if outside else result.encoded
-        entries = record(wanted, written_hash(result.model, encoded), comparison, result.report.families)
-        recorded = sum(len(entry_field(MODEL_METADATA, *item)) for item in entries.items())
         data_file = data_path(entry.quantized).name if outside else None
-        _refuse_size(entry, written_bytes(result.model, encoded, data_file), recorded)
+        entries = record(wanted, written_hash(result.model, data_file), comparison, result.report.families)
+        recorded = sum(len(entry_field(MODEL_METADATA, *item)) for item in entries.items())
+        _refuse_size(entry, written_bytes(result.model, data_file, result.encoded), recorded)
         return entries
 
     how: dict[str, Any] = {"accept": accept, "observer": observer, "dry_run": dry_run, "detailed": detailed}

@@ -1,8 +1,8 @@
 """Record the inputs of a quantized model in its own metadata, in place of a lock file.
 
 The record is JSON under the key `onnxq_inputs`. It holds SHA-256 of the float model, its external data, the recipe and
-the data. It also holds the options, the version of onnxq, and SHA-256 of the output. `onnxq_measured` holds the figures
-of every output and what measured them.
+the data. It also holds the options, the version of onnxq, and SHA-256 of the output but for its metadata.
+`onnxq_measured` holds the figures of every output and what measured them.
 
 Tests: `tests/project/test_project_build.py`.
 """
@@ -24,9 +24,10 @@ from onnxq.data.remote import is_remote, local_copy
 from onnxq.errors import DataError
 from onnxq.ir import Model, StoredTensor
 from onnxq.ir.proto_fields import MODEL_METADATA
-from onnxq.ir.storage.external import external_path
+from onnxq.ir.storage.external import external_path, hash_released
+from onnxq.ir.storage.files import external_chunks
 from onnxq.ir.storage.lfs import POINTER, pointer_error
-from onnxq.ir.wire import fields
+from onnxq.ir.wire import Pending, fields
 from onnxq.pipeline.options import QuantizeOptions, declarations
 from onnxq.planning.recipe import Recipe, choose_recipe
 from onnxq.project.entry import Entry
@@ -180,17 +181,28 @@ def _listed_changes(key: str, plural: bool, recorded: object, wanted: dict[str, 
     return [f"its {key} {given} {has} changed since it was built" for given in before if before[given] != wanted[given]]
 
 
-def written_hash(model: Model, encoded: bytes | None) -> dict[str, str]:
-    """Hash what is written of a model: all of it, or its weights where these go to a file of their own.
+def written_hash(model: Model, data_file: str | None) -> dict[str, str]:
+    """Hash what `save` writes of a model but its metadata, which holds the hash.
 
     Args:
         model: The model.
-        encoded: Its bytes; None where weights go to a file of their own.
+        data_file: Name of the file that the weights go to, which are hashed by themselves; None where they stay inside.
 
     """
-    if encoded is None:
-        return {"weights": weights_sha256(model)}
-    return {"content": content_sha256(memoryview(encoded))}
+    kept = dict(model.metadata)
+    model.metadata.clear()
+    try:
+        if data_file is None:
+            chunks = model.chunks(verbatim=not model.has_external_data)
+        else:
+            _, chunks = external_chunks(model, data_file)
+    finally:
+        model.metadata.update(kept)
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        hash_released(digest, chunk.get() if isinstance(chunk, Pending) else chunk)
+    weights = {} if data_file is None else {"weights": weights_sha256(model)}
+    return {"content": digest.hexdigest(), **weights}
 
 
 def record(
@@ -252,17 +264,17 @@ def was_altered(model: Model) -> bool:
     """Whether a model's graph, stamps or weights are others than onnxq wrote, as far as that was recorded."""
     made = _parsed(model.metadata.get(INPUTS))
     content, weights = made.get("content"), made.get("weights")
-    if content is not None:
-        return bool(content != content_sha256(model.source))
+    if content is not None and content != _content_sha256(model.source):
+        return True
     return weights is not None and bool(weights != weights_sha256(model))
 
 
-def content_sha256(encoded: memoryview) -> str:
-    """Hash all fields of a ModelProto but its metadata, which holds the hash."""
+def _content_sha256(encoded: memoryview) -> str:
+    """Hash all fields of a ModelProto but its metadata, as `written_hash` does."""
     digest = hashlib.sha256()
     for number, _, start, _, end in fields(encoded):
         if number != MODEL_METADATA:
-            digest.update(encoded[start:end])
+            hash_released(digest, encoded[start:end])
     return digest.hexdigest()
 
 

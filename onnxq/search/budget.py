@@ -13,11 +13,10 @@ from pathlib import Path
 from onnxq.data.samples import Samples
 from onnxq.errors import CheckFailed, RecipeError
 from onnxq.ir import Model
-from onnxq.ir.storage.files import data_path, needs_external_data
+from onnxq.ir.storage.files import data_path, needs_external_data, written_bytes
 from onnxq.planning.recipe import Recipe
 from onnxq.report import Report
 from onnxq.runtime.memory import trim_heap
-from onnxq.search.size_search import written_bytes
 from onnxq.search.sqnr_evaluator import SqnrEvaluator
 from onnxq.verification.user_metric import Metric, MetricJudge
 
@@ -116,7 +115,7 @@ def check_size(model: Model, encoded: bytes | None, budget: Budget, target: Path
     """Refuse a result that takes more bytes than the caller allows."""
     most = budget.max_size
     data_file = data_path(target).name if needs_external_data(model) else budget.data_file
-    size = 0 if most is None else written_bytes(model, encoded, data_file)
+    size = 0 if most is None else written_bytes(model, data_file, encoded)
     if most is not None and size > most:
         raise CheckFailed(
             f"{target} was not written: it would have {size:,} bytes, {most:,} are allowed",

@@ -20,7 +20,7 @@ import numpy as np
 from onnxq.calibration.stats import Stats
 from onnxq.errors import CheckFailed, DataError, RecipeError
 from onnxq.ir import Model
-from onnxq.ir.storage.files import needs_external_data
+from onnxq.ir.storage.files import needs_external_data, written_bytes
 from onnxq.ir.storage.scratch_file import Spool
 from onnxq.lowering.rewrite import rewrite
 from onnxq.ops.forms.block_codes import BlockCodes
@@ -35,7 +35,7 @@ from onnxq.rounding.tied_tables import tied_tables
 from onnxq.rounding.weights import WeightKey, Weights
 from onnxq.search.bit_losses import SCALE, Coding, measure_losses
 from onnxq.search.noise_cuts import shortest_prefix
-from onnxq.search.size_search import ALLOW_LARGER, written_bytes
+from onnxq.search.size_search import ALLOW_LARGER
 from onnxq.stages.finish import finalize
 from onnxq.stages.measure import choose_qparams
 from onnxq.stages.prepared import Prepared
@@ -337,7 +337,7 @@ def _expected_bytes(spare: Prepared, stats: Stats, data_file: str | None, spool:
     weights = Weights(spool=spool, solutions=solutions)
     rewritten = rewrite(spare.model, spare.plan, choose_qparams(spare.plan, stats), weights)
     model = finalize(rewritten, spare, weights.keep)
-    return written_bytes(model, None, data_file or (ELSEWHERE if needs_external_data(model) else None))
+    return written_bytes(model, data_file or (ELSEWHERE if needs_external_data(model) else None))
 
 
 def _stand_in(job: BlockJob, seed: int) -> BlockCodes:

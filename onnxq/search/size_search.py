@@ -18,8 +18,7 @@ from onnx import TensorProto
 
 from onnxq.errors import CheckFailed
 from onnxq.ir import Model, Node, Value
-from onnxq.ir.storage.files import external_chunks
-from onnxq.ir.wire import length
+from onnxq.ir.storage.files import written_bytes
 from onnxq.ops.forms.family import MINIMUM_STORED_ELEMENTS, NotQuantizable
 from onnxq.planning.decision import FOR_SIZE, Choices, Decision, Override
 from onnxq.planning.planner import form_of, node_key
@@ -121,7 +120,7 @@ def file_bytes(
     """Return the size of the model that some choices lead to, with its weights in a file of that name or inside."""
     model = variants.model(choices, change)
     record_latencies(model, dict.fromkeys(shown_families(variants.prepared.plan.recipe.scheme.target), 1.0))
-    return written_bytes(finalize(model, variants.prepared), None, data_file)
+    return written_bytes(finalize(model, variants.prepared), data_file)
 
 
 def fits_corrected(variants: Variants, choices: Choices, max_size: int, data_file: str | None = None) -> bool:
@@ -134,13 +133,6 @@ def fits_corrected(variants: Variants, choices: Choices, max_size: int, data_fil
         if adder is not None and isinstance(channels, int):
             shifts[node_key(adder)] = np.zeros(channels, np.float32)
     return file_bytes(variants, choices, data_file, lambda model: shift_biases(model, shifts)) <= max_size
-
-
-def written_bytes(model: Model, encoded: bytes | None, data_file: str | None) -> int:
-    """Return what a model takes on disk, its weights inside or in a file of that name, with the space between them."""
-    if data_file is not None:
-        return sum(length(chunks) for chunks in external_chunks(model, data_file))
-    return length(model.chunks(verbatim=False)) if encoded is None else len(encoded)
 
 
 def _to_eight_bits(variants: Variants, choices: Choices) -> list[SizeOption]:

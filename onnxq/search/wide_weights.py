@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from onnxq.ir import Model
-from onnxq.ir.wire import length
+from onnxq.ir.storage.files import written_bytes
 from onnxq.ops.forms.family import NotQuantizable
 from onnxq.planning.decision import Choices, Decision, Override, node_key
 from onnxq.planning.planner import form_of
@@ -59,7 +59,7 @@ def widen_stored_weights(variants: Variants, choices: Choices, contributions: Se
     if not costs:
         return choices
     made_so_far = variants.model(choices)
-    taken, least = length(made_so_far.chunks(verbatim=not made_so_far.has_external_data)), min(costs.values())
+    taken, least = written_bytes(made_so_far), min(costs.values())
     if least > _room(variants, taken, LARGER_FILES[-1]):
         return choices
     before = variants.judge.sqnr(made_so_far)

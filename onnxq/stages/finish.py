@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxq.ir import Model
 from onnxq.ir.half_tensor import store_narrow
-from onnxq.ir.wire import length
+from onnxq.ir.storage.files import written_bytes
 from onnxq.lowering.prompt_branch import with_prompt_branch
 from onnxq.optimize.dedup_constants import merge_equal
 from onnxq.optimize.narrow_constants import narrow_constants
@@ -48,13 +48,14 @@ def finalize(model: Model, prepared: Prepared, keep: Callable[[np.ndarray], np.n
     return model
 
 
-def with_fast_prompts(model: Model, target: str, most: int | None) -> Model:
+def with_fast_prompts(model: Model, target: str, most: int | None, data_file: str | None = None) -> Model:
     """Let a finished model multiply many rows at once in float, if that is faster on the target and the size allows it.
 
     Args:
         model: The quantized model.
         target: Name of the runtime that it is for.
         most: Bytes that the file may have; None for any number.
+        data_file: Name of the file that the weights go to, if not into the model.
 
     Returns:
         Another model; the very same where nothing is gained.
@@ -63,7 +64,7 @@ def with_fast_prompts(model: Model, target: str, most: int | None) -> Model:
     made = with_prompt_branch(model, load_target(target).token_rows)
     if made is model or most is None:
         return made
-    return made if length(made.chunks()) <= most else model
+    return made if written_bytes(made, data_file) <= most else model
 
 
 def size_note(model: Model, before: int, after: int) -> tuple[str, ...]:

@@ -98,6 +98,15 @@ def test_external_source_is_mapped_and_its_file_copied_byte_for_byte(external, t
     assert model.copy().serialize() == model.serialize()
 
 
+@pytest.mark.parametrize("name", ["embedded", "external"])
+def test_sizes_are_known_before_anything_is_written(request, tmp_path, name):
+    model = load(request.getfixturevalue(name))
+    inside = save(model, tmp_path / "inside.onnx", external_data=False)
+    assert files.written_bytes(model) == inside[0].stat().st_size
+    outside = save(model, tmp_path / "outside.onnx", external_data=True)
+    assert files.written_bytes(model, "outside.onnx.data") == sum(file.stat().st_size for file in outside)
+
+
 @pytest.mark.parametrize("to_external", [True, False])
 def test_saving_onto_the_mapped_source(external, to_external):
     expected = run(external, FEEDS)[0].tolist()

@@ -235,6 +235,10 @@ def test_weights_in_a_file_of_their_own_are_those_that_were_written(repo: Path) 
     assert [rule for _, rule, _ in found()] == ["altered"]
     assert [each.state for each in build(load_project().entries)] == ["built"]
     assert found() == []
+    content = QUANTIZED.read_bytes()
+    QUANTIZED.write_bytes(content.replace(b"Relu", b"Tanh"))
+    assert content != QUANTIZED.read_bytes()
+    assert [rule for _, rule, _ in found()] == ["altered"]
 
 
 def test_figures_count_where_an_option_switches_off_that_they_are_old(repo: Path) -> None:

@@ -10,11 +10,18 @@ import os
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from onnxq.errors import ModelError
+from onnxq.ir.wire import Raw
 from onnxq.text import did_you_mean, shell_path
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+HASH_BLOCK = 1 << 24  # bytes hashed at a time
 
 
 def external_path(folder: Path | None, location: str, tensor: str) -> Path:
@@ -74,6 +81,15 @@ def map_file(path: Path) -> memoryview:
         with path.open("rb") as file:
             _MAPPED[key] = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     return _MAPPED[key]
+
+
+def hash_released(digest: _Hash, content: Raw) -> None:
+    """Hash bytes block by block, so that a mapped file never stands in memory whole."""
+    view = memoryview(content)
+    for start in range(0, len(view), HASH_BLOCK):
+        block = view[start : start + HASH_BLOCK]
+        digest.update(block)
+        release(block)
 
 
 def release(view: memoryview) -> None:

@@ -249,6 +249,20 @@ def _save_external(model: Model, path: Path, *, force: bool) -> list[Path]:
     return [path, weights]
 
 
+def written_bytes(model: Model, data_file: str | None = None, encoded: bytes | None = None) -> int:
+    """Return what `save` writes of a model.
+
+    Args:
+        model: The model.
+        data_file: Name of the file that the weights go to, with the space between them; None where they stay inside.
+        encoded: What `model.serialize()` gave, where the caller has it already.
+
+    """
+    if data_file is not None:
+        return sum(length(chunks) for chunks in external_chunks(model, data_file))
+    return length(model.chunks(verbatim=not model.has_external_data)) if encoded is None else len(encoded)
+
+
 def external_chunks(model: Model, location: str) -> tuple[list[Chunk], list[Chunk]]:
     """Encode the weights of a model for a file of that name, and the model for one next to it."""
     blocks: list[Chunk] = []
