@@ -76,7 +76,8 @@ def _widths(
 
     Input and output of a depthwise Conv have as many channels, and so have those of a carrier: these belong together.
     They can grow if convolutions make all of them and nothing else reads any. Other convolutions can grow too, if
-    cutting the added channels off pays.
+    cutting the added channels off pays. One whose columns are folded is left, for it makes several columns of its few
+    filters instead of zeros. 9 × 9 from 8 to 3 channels of 128 × 128 took 0.2 of the time (EPYC Zen 3).
     """
     made = {conv.made: conv for conv in convs}
     everyone = [*made, *(carrier.made for carrier in between)]
@@ -100,7 +101,7 @@ def _widths(
         elif (
             value not in tied
             and _slow(conv, by_read.get(value, ()), target)
-            and (absorbed(value, by_read) or _worth_a_copy(conv))
+            and (absorbed(value, by_read) or (_worth_a_copy(conv) and folds(conv, target) is None))
         ):
             widths[value] = max(multiple_of(target.conv_filters, conv.filters), target.conv_least)
     return widths

@@ -18,6 +18,7 @@ from onnxq import evaluate
 from onnxq.optimize import fold_columns as columns
 from onnxq.optimize.fold_columns import Columns, columns_of, fold_columns
 from onnxq.optimize.optimize import optimize_for_target
+from onnxq.optimize.pad_channels import pad_channels
 from onnxq.planning.cost_model import node_times
 from onnxq.targets import load_costs
 from onnxq.targets.target import load_target
@@ -198,6 +199,19 @@ def test_channels_are_not_filled_up_where_columns_are_folded() -> None:
     assert next(tuple(t.dims) for t in made.graph.initializer if t.data_type == onnx.TensorProto.INT8) == (16, 3, 3, 3)
 
 
+def test_few_filters_are_folded_as_they_are() -> None:
+    """Eight columns of 3 filters are 24, and of 16 they would be 128, nearly all of zeros."""
+    proto = one_conv(3, 8, 9, 9, pads=[4] * 4, sides=(128, 128))
+    model = typed(proto)
+    assert pad_channels(model, CPU) == 0
+    assert folded(proto)[1] == 1
+
+
+def test_eight_columns_of_one_filter_of_many_channels_save_too_little() -> None:
+    assert folded(one_conv(1, 64, 3, 3, pads=[1] * 4, sides=(64, 64)))[1] == 0
+    assert folded(one_conv(2, 64, 3, 3, pads=[1] * 4, sides=(64, 64)))[1] == 1
+
+
 def test_a_plan_knows_what_it_gains() -> None:
     """8 bit is priced as it will be computed."""
     times = []
@@ -234,11 +248,10 @@ def test_no_code_changes(data: st.DataObject, at_once: int, channels: int) -> No
     if behind:
         read = net.conv(read, "first", channels, channels, *[1] * len(kernel))
     proto = net.model(net.conv(read, "a", 8, channels, *kernel, pads=pads, strides=strides))
-    before = columns.AT_ONCE, columns.LEAST_SAVING
-    columns.AT_ONCE, columns.LEAST_SAVING = (at_once,), -np.inf
-    try:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(columns, "AT_ONCE", (at_once,))
+        patched.setattr(columns, "LEAST_SAVING", -np.inf)
+        patched.setattr(columns, "LEAST_SAVING_OF_FEW", -np.inf)
         _, changed = folded(proto)
-    finally:
-        columns.AT_ONCE, columns.LEAST_SAVING = before
     assert changed <= (at_once * stride * channels % 4 == 0)
     assert changed or blocks < 0 or at_once * stride * channels % 4

@@ -228,7 +228,7 @@ def test_groups_of_several_channels_have_no_fast_kernel_to_reach() -> None:
 
 
 def test_one_weight_in_two_convolutions_is_widened_for_each_as_it_needs() -> None:
-    net = Convs(1, 4, 16, 16)
+    net = Convs(1, 4, 16, 15)
     x = net.quantize("x")
     a = net.conv(x, "a", 6, 4, 3, 3, pads=[1] * 4)
     net.nodes.append(float_node("Conv", f"{x} a_f a_g", "b", pads=[1] * 4))
