@@ -30,6 +30,7 @@ MOST_THREADS = 8
 # took 2.7 s to measure what one does in 1.8, tensors of 16 to 256 kB. Intel Sapphire Rapids, 25 November 2026.
 WORTH = 1 << 20
 MOST_BYTES = 256 << 20  # of the tensors of all samples that are run at a time
+UNPREPARED = "Check that the sample is prepared as the model expects: sizes, token ids, masks."
 
 
 class FloatRuns:
@@ -65,7 +66,7 @@ class FloatRuns:
         try:
             return run_session(self._open(), [value.name for value in self._taps], sample)
         except SessionError as error:
-            raise _run_failed(self._model, index, sample, error) from error
+            raise run_failed(self._model, index, sample, error) from error
 
     def _open(self) -> Session:
         """Open a session that gives the values as outputs, too."""
@@ -172,9 +173,7 @@ def run_samples(
             yield number, first, future.result()
 
 
-def _run_failed(model: Model, index: int, sample: Sample, error: SessionError) -> DataError:
+def run_failed(model: Model, index: int, sample: Sample, error: SessionError) -> DataError:
+    """Return the error of a sample on which the float model does not run."""
     shapes = ", ".join(f"'{name}' {array.dtype.name}{list(array.shape)}" for name, array in sample.items())
-    return DataError(
-        f"onnxruntime cannot run {model.name} on sample {index}, input {shapes}: {error}",
-        "Check that the sample is prepared as the model expects: sizes, token ids, masks.",
-    )
+    return DataError(f"onnxruntime cannot run {model.name} on sample {index}, input {shapes}: {error}", UNPREPARED)

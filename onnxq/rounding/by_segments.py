@@ -8,34 +8,40 @@ Tests: `tests/rounding/test_by_segments.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from onnxq.calibration.float_runs import run_failed
 from onnxq.calibration.layer_moments import MeasuredLayers
 from onnxq.calibration.statistic import Statistic
 from onnxq.calibration.stats import Stats
 from onnxq.calibration.thinning import Thinning
+from onnxq.data.validation import Sample
 from onnxq.ir import Model, Node
 from onnxq.ir.storage.scratch_file import Spool
 from onnxq.ir.storage.shelf import Shelf, release_array
 from onnxq.progress import working
 from onnxq.runtime.ort_session import Settings
 from onnxq.runtime.segmented import StreamedSession
+from onnxq.runtime.session import Session, SessionError, run_session
 
 MOMENTS = 128 << 20  # bytes of second moments of the layers of a segment, or of one layer
 
 
 def moments_by_segments(
-    model: Model, nodes: Iterable[Node], samples: Sequence[Mapping[str, Any]], spool: Spool
+    model: Model, nodes: Iterable[Node], samples: Mapping[int, Sample], spool: Spool
 ) -> Iterator[tuple[list[Node], MeasuredLayers, Stats]]:
     """Yield layers with the second moments of what they read, those of a segment at a time.
 
     Args:
         model: The float model.
         nodes: The layers; those inside bodies are left out.
-        samples: What to run.
+        samples: What to run, by its number in the data.
         spool: In whose folder values between segments are kept.
+
+    Raises:
+        DataError: The model does not run on a sample.
 
     """
     wanted = [node for node in nodes if node.graph is model.graph]
@@ -53,8 +59,19 @@ def moments_by_segments(
             layers = _Layers(segment, thinning, [node for node in segment if node in inputs])
         layers.add(values)
 
+    numbered = list(samples.items())
+
+    def run(place: int) -> Callable[..., list[Any]]:
+        def tried(session: Session, names: Sequence[str], inputs: Mapping[str, Any]) -> list[Any]:
+            try:
+                return run_session(session, names, inputs)
+            except SessionError as error:
+                raise run_failed(model, *numbered[place], error) from error
+
+        return tried
+
     with Shelf(spool.folder) as shelf, working("round") as advance:
-        for segment in session.run_together(samples, shelf.keep, look):
+        for segment in session.run_together([*samples.values()], run, shelf.keep, look):
             if layers.segment is segment and layers.nodes:
                 yield layers.nodes, layers.measured, layers.stats
                 done += len(layers.nodes)

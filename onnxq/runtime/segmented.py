@@ -14,7 +14,7 @@ all of them take little memory.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -169,7 +169,7 @@ class StreamedSession:
         values: dict[str, Any] = dict(feeds)
         for part in self._parts:
             opened = self._open(part)
-            self._advance(part, opened, run, values)
+            _advance(part, opened, run, values, self._wanted)
             del opened
             part.release()
         return self._given(outputs, values)
@@ -196,10 +196,10 @@ class StreamedSession:
         states: list[dict[str, Any]] = [dict(feeds) for feeds in several]
 
         def through(part: _Part, opened: _Opened, place: int) -> None:
-            self._advance(part, opened, run, states[place])
+            _advance(part, opened, run, states[place], self._wanted)
 
         def ended(part: _Part, opened: _Opened, place: int) -> Result:
-            self._advance(part, opened, run, states[place])
+            _advance(part, opened, run, states[place], self._wanted)
             found = self._given(outputs, states[place])
             states[place].clear()
             return use(place, found)
@@ -216,17 +216,10 @@ class StreamedSession:
                 del opened
                 part.release()
 
-    def _advance(self, part: _Part, opened: _Opened, run: Run, values: dict[str, Any]) -> None:
-        """Take the values of a sample through a segment, and drop those that no one reads behind it."""
-        names = [value.name for value in part.segment.outputs]
-        inputs = {value.name: values[value.name] for value in part.segment.inputs}
-        values.update(zip(names, run(opened.session, names, inputs), strict=True))
-        for name in part.ended - self._wanted:
-            values.pop(name, None)
-
     def run_together(
         self,
-        samples: Iterable[Mapping[str, Any]],
+        samples: Sequence[Mapping[str, Any]],
+        run: Callable[[int], Run],
         keep: Callable[[np.ndarray], np.ndarray],
         look: Callable[[Sequence[Node], Mapping[str, Any]], None],
     ) -> Iterator[Sequence[Node]]:
@@ -234,6 +227,7 @@ class StreamedSession:
 
         Args:
             samples: The samples, all of which are in memory.
+            run: Tells, by the place of a sample, what gives named outputs of a session for inputs.
             keep: Puts what a segment leaves for others out of memory.
             look: Shown the nodes of a segment, and the inputs and outputs of it for a sample.
 
@@ -243,15 +237,9 @@ class StreamedSession:
         """
         states = [dict(sample) for sample in samples]
         for part in self._parts:
-            names = [value.name for value in part.segment.outputs]
             opened = self._open(part)
-            for state in states:
-                inputs = {value.name: state[value.name] for value in part.segment.inputs}
-                made = dict(zip(names, opened.session.run(names, inputs), strict=True))
-                look(part.segment.nodes, {**inputs, **made})
-                state.update((name, keep(array)) for name, array in made.items() if name not in part.ended)
-                for name in part.ended:
-                    state.pop(name, None)
+            for place, state in enumerate(states):
+                look(part.segment.nodes, _advance(part, opened, run(place), state, keep=keep))
             del opened
             part.release()
             yield part.segment.nodes
@@ -301,6 +289,25 @@ class StreamedSession:
                 part.way = way
                 return _Opened(opened, weights, mapped and not copy)
         raise AssertionError
+
+
+def _advance(
+    part: _Part,
+    opened: _Opened,
+    run: Run,
+    values: dict[str, Any],
+    wanted: Collection[str] = (),
+    keep: Callable[[Any], Any] = lambda array: array,
+) -> Mapping[str, Any]:
+    """Take the values of a sample through a segment, drop those that no one wants behind it, and return all of it."""
+    names = [value.name for value in part.segment.outputs]
+    inputs = {value.name: values[value.name] for value in part.segment.inputs}
+    made = dict(zip(names, run(opened.session, names, inputs), strict=True))
+    ended = part.ended.difference(wanted)
+    values.update((name, keep(array)) for name, array in made.items() if name not in ended)
+    for name in ended:
+        values.pop(name, None)
+    return inputs | made
 
 
 def _can_pack(segment: Segment, *, folds: bool) -> bool:

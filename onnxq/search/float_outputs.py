@@ -18,14 +18,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onnxq.data.samples import Sample
+from onnxq.errors import ModelError
 from onnxq.ir import Model, Value
 from onnxq.ir.storage.scratch_file import Spool
 from onnxq.runtime.memory import resident_bytes
+from onnxq.runtime.ort_session import load_hint
 from onnxq.runtime.session import (
     TOGETHER,
     InMemory,
     InSegments,
     Session,
+    SessionError,
     open_session,
     run_session,
     run_side_by_side,
@@ -34,6 +37,7 @@ from onnxq.runtime.workers import run_in_order
 from onnxq.targets.assumed_shapes import assumed_shape
 from onnxq.verification.error_stats import Difference
 
+NOT_RUN = "onnxruntime cannot run the float model: {}"
 KEPT_BYTES, STREAMED_BYTES = 256 << 20, 128 << 20  # of float outputs, and of those of large models
 INSIDE_BYTES = 128 << 20  # of tensors inside the float model
 OPEN_BYTES = 128 << 20  # of weights, which a session holds once more, up to which it stays open
@@ -92,14 +96,18 @@ class FloatOutputs:
                 values = self._baseline.graph.values
                 taps = [values[name] for name in self._names if not values[name].is_output]
                 source = (InSegments if self._streamed else InMemory)(self._baseline, taps)
-                self._session = open_session(source, threads=1, exact=True)
+                try:
+                    self._session = open_session(source, threads=1, exact=True)
+                except SessionError as error:
+                    raise ModelError(NOT_RUN.format(error), load_hint(error)) from error
             return self._session
 
     def of(self, samples: Iterable[Sample]) -> Generator[Computed, None, None]:
         """Yield what the model makes of each sample, several at a time; close it where not all are needed.
 
         Raises:
-            SessionError: The model does not load, or does not run on a sample.
+            ModelError: The model does not load.
+            SessionError: It does not run on a sample.
 
         """
         before = resident_bytes()

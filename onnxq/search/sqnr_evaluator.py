@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from onnxq.calibration.float_runs import UNPREPARED
 from onnxq.data.samples import Sample, Samples
 from onnxq.errors import DataError, ModelError
 from onnxq.ir import Model
@@ -32,7 +33,7 @@ from onnxq.runtime.ort_session import load_hint
 from onnxq.runtime.session import InSegments, SessionError, open_session, run_session, run_side_by_side
 from onnxq.runtime.workers import run_in_order
 from onnxq.search.early_stopping import FIRST_SAMPLES, Incumbent, NoiseLimit, RequiredGain, StoppingRule
-from onnxq.search.float_outputs import FloatOutputs, FloatTensors
+from onnxq.search.float_outputs import NOT_RUN, FloatOutputs, FloatTensors
 from onnxq.search.logits import SLOPES, ScoreError, flattening, scores, shared_axes
 from onnxq.search.resolution import gained, round_to_resolution
 from onnxq.verification.detections import find_selection, replay_selections
@@ -114,7 +115,7 @@ class SqnrEvaluator:
                     if kept > self.known.room:
                         break
         except SessionError as error:
-            raise ModelError(f"onnxruntime cannot run the float model: {error}", load_hint(error)) from error
+            raise ModelError(NOT_RUN.format(error), load_hint(error) if self._made_up else UNPREPARED) from error
         if not self._expected:
             raise DataError("there are no samples to judge a model on", "Give at least one.")
         count = len(self._expected)  # of data that are in some order, the first are spread evenly

@@ -279,7 +279,7 @@ def _rounded_by_segments(
         return weights
     if prepared.fast:
         return weights
-    taken = list(spread_samples(samples, SEQUENTIAL, MOST_ELEMENTS).values())
+    taken = spread_samples(samples, SEQUENTIAL, MOST_ELEMENTS)
     for nodes, layers, stats in moments_by_segments(prepared.model, rounded_by_moments(plan), taken, spool):
         weights.choose(_narrowed(plan, nodes), qparams, stats, layers)
     return weights

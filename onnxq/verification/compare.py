@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from onnxq.calibration.float_runs import UNPREPARED
 from onnxq.data.advice import named_type
 from onnxq.data.samples import Samples
 from onnxq.data.validation import Sample
@@ -46,7 +47,6 @@ WORST_SAMPLES = 5  # that are named
 WARM_UPS, LEAST_PAIRS, MOST_PAIRS, TIMING_SECONDS = 3, 5, 500, 0.3
 FIRST_LOOK, STEADY = 16, 0.015  # pairs after which steadiness is judged, and half of a 95 % interval that is steady
 OTHER_MODEL = "Compare only models with the same inputs and outputs; if onnxq made this one, report it."
-UNPREPARED = "Check that the sample is prepared as the model expects: sizes, token ids, masks."
 MADE_UP = "The sample was made up, and not every model takes any numbers: give --data."
 OPEN_SIZES = "Sizes of input {} are open, and none that was tried fits: give --data."
 

@@ -14,6 +14,7 @@ from onnxq.calibration.calibrate import calibrate
 from onnxq.calibration.im2col import Unfolding
 from onnxq.calibration.layer_moments import MeasuredLayers
 from onnxq.calibration.stats import Stats
+from onnxq.errors import DataError
 from onnxq.ir import Model, infer_types, parse
 from onnxq.ir.storage.scratch_file import Spool
 from onnxq.ir.storage.shelf import Shelf
@@ -23,6 +24,7 @@ from onnxq.rounding.jobs import RoundingJob, WeightRows, solve_all, solve_in_par
 from onnxq.runtime import segmented
 from onnxq.runtime.ort_session import Settings
 from onnxq.runtime.segmented import StreamedSession
+from onnxq.runtime.session import run_session
 
 GRID = np.float32(0.25)  # sums of such numbers are exact in float32
 
@@ -57,7 +59,7 @@ def test_moments_are_those_of_a_whole_run(small_segments, tmp_path):
     whole = calibrate(model, layers.values, samples, kinds=layers.kinds)
     seen = []
     with Spool(tmp_path) as spool:
-        parts = list(moments_by_segments(model, nodes, samples, spool))
+        parts = list(moments_by_segments(model, nodes, dict(enumerate(samples)), spool))
     for some, measuring, stats in parts:
         seen += some
         for one in some:
@@ -79,7 +81,7 @@ def test_moments_of_a_segment_go_without_a_collection(small_segments, tmp_path):
     gc.disable()
     try:
         with Spool(tmp_path) as spool:
-            for *_, stats in moments_by_segments(model, nodes, samples, spool):
+            for *_, stats in moments_by_segments(model, nodes, dict(enumerate(samples)), spool):
                 alive.append(weakref.ref(stats))
                 del stats
         assert len(alive) > 2
@@ -98,11 +100,17 @@ def test_samples_that_advance_together_give_what_each_gives_alone(small_segments
             found.append(values["y"])
 
     with Shelf(tmp_path) as shelf:
-        passed = [len(nodes) for nodes in session.run_together(samples, shelf.keep, look)]
+        passed = [len(nodes) for nodes in session.run_together(samples, lambda place: run_session, shelf.keep, look)]
     assert sum(passed) == len(model.graph.nodes)
     assert len(passed) > 2
     for one, other in zip(expected, found, strict=True):
         assert np.array_equal(one, other)
+
+
+def test_a_sample_that_does_not_run_is_named(small_segments, tmp_path):
+    model, samples = tower(), {3: {"x": floats(3, 16)}, 7: {"x": floats(3, 15)}}
+    with Spool(tmp_path) as spool, pytest.raises(DataError, match="on sample 7, input 'x'"):
+        list(moments_by_segments(model, model.graph.nodes[:2], samples, spool))
 
 
 @pytest.mark.parametrize("axes", [(0,), (1,)])
