@@ -28,7 +28,7 @@ from onnxq.pipeline.settling import (
     stored_if_in_vain,
     with_expected,
 )
-from onnxq.pipeline.untransformed import copy_before_transforms
+from onnxq.pipeline.untransformed import copy_before_transforms, still_of_use
 from onnxq.progress import expect
 from onnxq.report import Report
 from onnxq.report.details import kernels_of, layer_sizes, operator_times
@@ -129,8 +129,7 @@ def _transformed(prepared: Prepared, split: HoldoutSplit, request: Request) -> t
         return prepared, None
     before = copy_before_transforms(prepared, request)
     made = transform_values(prepared, split, request.observer, lambda replanned: _expect(replanned, split, request))
-    in_use = before is not None and before.transforms != made.transforms and made.plan.in_integers
-    return made, before if in_use else None
+    return made, still_of_use(before, made)
 
 
 def _few_to_calibrate(prepared: Prepared, samples: Samples) -> Samples:

@@ -32,7 +32,7 @@ from onnxq.pipeline.settling import (
     stored_if_in_vain,
     with_expected,
 )
-from onnxq.pipeline.untransformed import copy_before_transforms
+from onnxq.pipeline.untransformed import copy_before_transforms, still_of_use
 from onnxq.planning.decision import Choices
 from onnxq.progress import Observer
 from onnxq.report import Report, activation_records
@@ -114,7 +114,7 @@ def _choose_and_rewrite(prepared: Prepared, split: HoldoutSplit, request: Reques
         observer.step("rescale")
         prepared = rescale(prepared, split, observer)
         store_computed(prepared.model, request.scratch)
-    before = before if before is not None and before.transforms != prepared.transforms else None
+    before = still_of_use(before, prepared)
     with Spool(request.scratch) as spool:
         others = also_asked_for(prepared, request)
         variants = calibrate_and_round(

@@ -33,6 +33,12 @@ def copy_before_transforms(prepared: Prepared, request: Request) -> Prepared | N
     return copy_prepared(prepared)
 
 
+def still_of_use(before: Prepared | None, transformed: Prepared) -> Prepared | None:
+    """Return the copy, if transforms have changed a plan that computes in 8 bit."""
+    used = before is not None and before.transforms != transformed.transforms and transformed.plan.in_integers
+    return before if used else None
+
+
 def stored_untransformed(unchanged: Prepared) -> Prepared | None:
     """Plan to store the weights of a copy that nothing has changed; None where a rule asks for products in 8 bit."""
     stored = stored_only(unchanged)

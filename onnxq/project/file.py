@@ -194,8 +194,8 @@ class _Reader:
     def refuse_unknown(self, table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
         for key in table:
             if key not in known:
-                near = f"Did you mean '{ELSEWHERE[key]}'?" if ELSEWHERE.get(key) in known else ""
-                hint = near or did_you_mean(key, known, cutoff=0.6) or f"Known keys: {', '.join(known)}."
+                elsewhere = {name: meant for name, meant in ELSEWHERE.items() if meant in known}
+                hint = did_you_mean(key, known, cutoff=0.6, elsewhere=elsewhere) or f"Known keys: {', '.join(known)}."
                 dashed = key.replace("_", "-")
                 if dashed in {field.name.replace("_", "-") for field in fields(Thresholds)} and "thresholds" in known:
                     number = table[key] if type(table[key]) in (int, float) else "NUMBER"

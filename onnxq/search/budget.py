@@ -18,6 +18,7 @@ from onnxq.planning.recipe import Recipe
 from onnxq.report import Report
 from onnxq.runtime.memory import trim_heap
 from onnxq.search.sqnr_evaluator import SqnrEvaluator
+from onnxq.verification.output_records import wrong_limit
 from onnxq.verification.user_metric import Metric, MetricJudge
 
 LAST_GOAL = 30.0  # dB, above which hardly any decision changes
@@ -53,9 +54,9 @@ class Budget:
         for option, limit in (("min-sqnr", self.min_sqnr), ("max-drop", self.max_drop)):
             if limit is not None and not (isinstance(limit, Real) and math.isfinite(limit)):
                 raise RecipeError(f"{option} is {limit!r}, not a finite number", "Give a number.")
-        if self.min_sqnr is not None and 0 < self.min_sqnr < 1:
-            said = f"min-sqnr is {self.min_sqnr:g} dB, at which an error is as large as the signal"
-            raise RecipeError(said, "Give dB: 20 is an error of a tenth, 40 of a hundredth.")
+        if self.min_sqnr is not None and (wrong := wrong_limit("min_sqnr", self.min_sqnr)):
+            said = f"min-sqnr is {self.min_sqnr:g}, and has to be {wrong[0]}"
+            raise RecipeError(said, f"Write {wrong[1]:g}, or other dB: 20 is an error of a tenth, 40 of a hundredth.")
         if self.max_drop is not None and self.max_drop < 0:
             said = f"max-drop is {self.max_drop:g}, and a metric that may not get worse at all has 0"
             raise RecipeError(said, "Give how much worse it may get, such as 0.5.")

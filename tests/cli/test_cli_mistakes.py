@@ -128,7 +128,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "quantize m.onnx -r int8": ("there is no recipe named 'int8'", "The default, auto, computes in int8. Choose one"),
     "quantize m.onnx -r fp16": ("there is no recipe named 'fp16'", "onnxq writes 8 bits or fewer; other tools"),
     "quantize m.onnx -d d.npz --metric top1 --max-drop -1": ("max-drop is -1, and a metric", "Give how much worse"),
-    "quantize m.onnx -d d.npz --min-sqnr 0.99": ("min-sqnr is 0.99 dB, at which an error", "Give dB: 20 is an error"),
+    "quantize m.onnx -d d.npz --min-sqnr 0.99": ("has to be a number of dB, not a share", "20 is an error of a tenth"),
     "verify m.onnx --against m.onnx --min-sqnr 0.9": ("and has to be a number of dB, not a share", "--min-sqnr 30."),
     "quantize my model.onnx -d d.npz": ("there is no place for 'model.onnx'", "has blanks: write 'my model.onnx'."),
     "quantize org/Some-Model": ("org/Some-Model does not exist", "`hf download org/Some-Model --local-dir Some-Model`"),

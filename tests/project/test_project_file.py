@@ -121,6 +121,10 @@ WRONG = {
         "[[models]]\nfloat = 'a.onnx'\nthresholds = { max-size = '10kB' }",
         "unknown key 'max-size'|Write it outside of the thresholds: max-size = \"10kB\".",
     ),
+    "another name in capitals": (
+        "[[models]]\nfloat = 'a.onnx'\nCalibration = ['a.npz']",
+        "a.onnx has an unknown key 'Calibration'|Did you mean 'data'?",
+    ),
     "float misspelt": ("[[models]]\nflaot = 'a.onnx'", "a model has an unknown key 'flaot'|Did you mean 'float'?"),
     "float is a number": ("[[models]]\nfloat = 3", "'float' of a model must be a string"),
     "a backslash of Windows": ('[[models]]\nfloat = "a\\regress.onnx"', "'float' of a model holds a control character"),

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -232,23 +233,18 @@ def sound_sources(sounds: Sounds, inputs: Sequence[InputSpec], facts: ModelFacts
     settings |= {} if features is None else {"features": asdict(features)}
     told = (Preparation(wanted.wave.name, words, origin, settings, assumed),)
     classes = _classes(sounds, facts)
-    if not stateful:
-        flat = [window for one in windows for window in one]
-        plain = _plain_source(sounds, cutter, flat, classes, told, (*sounds.notes, *notes))
-        return [replace(plain, warnings=_of_rates(recordings, rate))]
-    if wanted.batch > 1:
+    if stateful and wanted.batch > 1:
         raise DataError(
             f"the model takes {wanted.batch} recordings at once and has states", "Export it with a batch of 1."
         )
-    sources = []
-    model = float_model(pairs, facts) if pairs else None
-    for index, steps in enumerate(windows):
+    sources = [] if stateful else [_plain_source(sounds, cutter, list(chain(*windows)), classes, told)]
+    model = float_model(pairs, facts) if stateful and pairs else None
+    for steps in windows if stateful else ():
         feed = make_feed(inputs, pairs, facts, model=model) if pairs else None
         told_all = (*told, *(feed_preparations(feed, "") if feed is not None else ()))
-        kept = (*sounds.notes, *notes) if index == 0 else ()
-        source = _stateful_source(cutter, steps, classes, feed, told_all, kept)
-        sources.append(source if index else replace(source, warnings=_of_rates(recordings, rate)))
-    return sources
+        sources.append(_stateful_source(cutter, steps, classes, feed, told_all))
+    first = replace(sources[0], notes=(*sounds.notes, *notes), warnings=_of_rates(recordings, rate))
+    return [first, *sources[1:]]
 
 
 def _no_state(states: Sequence[InputSpec], facts: ModelFacts) -> DataError:
@@ -458,7 +454,6 @@ def _plain_source(
     windows: Sequence[Window],
     classes: Sequence[int] | None,
     told: tuple[Preparation, ...],
-    notes: tuple[str, ...],
 ) -> Source:
     batch = cutter.wanted.batch
     count, dropped = divmod(len(windows), batch)
@@ -473,7 +468,7 @@ def _plain_source(
 
     labels = None if classes is None else np.array([classes[number] for number, *_ in windows], np.int64)
     given: Mapping[str, np.ndarray] = {} if labels is None else {"_label": labels}
-    return Source(sounds.label, read, count, dropped, batch, lambda: given, told, notes)
+    return Source(sounds.label, read, count, dropped, batch, lambda: given, told)
 
 
 def _stateful_source(
@@ -482,7 +477,6 @@ def _stateful_source(
     classes: Sequence[int] | None,
     feed: Feed | None,
     told: tuple[Preparation, ...],
-    notes: tuple[str, ...],
 ) -> Source:
     label = str(steps[0][1].path)
 
@@ -493,7 +487,7 @@ def _stateful_source(
     given: Mapping[str, np.ndarray] = {}
     if classes is not None:
         given = {"_label": np.full(len(steps), classes[steps[0][0]], np.int64)}
-    return Source(label, read, len(steps), read_labels=lambda: given, preparations=told, notes=notes, shareable=False)
+    return Source(label, read, len(steps), read_labels=lambda: given, preparations=told, shareable=False)
 
 
 def _classes(sounds: Sounds, facts: ModelFacts) -> list[int] | None:
