@@ -174,8 +174,8 @@ class Costs:
     def recurrent(self, steps: int, batch: int, inputs: int, hidden: int, gates: int) -> tuple[float, float]:
         """Return the time of a recurrent layer in float and in 8 bit.
 
-        The table is of an LSTM, four gates, with as many inputs as units. Other products take as long as square ones
-        with as many weights.
+        The table is of an LSTM, four gates, with as many inputs as units. Fewer inputs take as long as square products
+        with as many weights. More of them are a product over all steps at once, for which a table of products stands.
 
         Args:
             steps: Length of the sequence.
@@ -185,10 +185,15 @@ class Costs:
             gates: Of each unit, all directions together.
 
         """
-        side = max(round(math.sqrt(hidden * (inputs + hidden) / 2)), 1)
-        in_float, in_integers = self._interpolate("recurrent", (batch, side))
-        runs = steps * gates / 4
-        return in_float * runs, in_integers * runs + self.scale * float(self.table["recurrent"]["start"])
+        rows, runs = steps * batch, steps * gates / 4
+        at_once = inputs > hidden and rows > 1
+        side = hidden if at_once else max(round(math.sqrt(hidden * (inputs + hidden) / 2)), 1)
+        in_float, in_integers = (time * runs for time in self._interpolate("recurrent", (batch, side)))
+        if at_once:
+            long, short = (self.matmul(rows, inner, gates * hidden) for inner in (inputs, hidden))
+            in_float += long[0] - short[0]
+            in_integers += long[1] - short[1] + self.moved("QuantizeLinear", (inputs - hidden) * rows)
+        return in_float, in_integers + self.scale * float(self.table["recurrent"]["start"])
 
     def elementwise(self, op_type: str, elements: int) -> tuple[float, float]:
         """Return the time of an operator without weights in float and in 8 bit; the default is for moving values."""

@@ -146,3 +146,13 @@ def test_logarithms_and_powers_are_those_of_numpy_but_for_the_last_bits(number: 
 def test_logarithms_and_powers_are_the_same_bits_on_every_processor() -> None:
     assert [log2(number).hex() for number in (1.0, 3.0, 10.0, 1234.5)] == LOGARITHMS
     assert [exp2(number).hex() for number in (0.0, 0.3, -7.25, 12.7)] == POWERS
+
+
+def test_many_inputs_of_few_units_are_a_product_over_all_steps() -> None:
+    """Measured on a Zen 3: 0.94 to 1.22 of float's time, and 1.33 of 16 units. As square products: 0.89 and 1.14."""
+    costs = load_costs("cpu-avx2")
+    for inputs, hidden in ((162, 25), (128, 16)):
+        in_float, in_integers = costs.recurrent(200, 1, inputs, hidden, 4)
+        assert in_integers > in_float
+    in_float, in_integers = costs.recurrent(50, 1, 512, 64, 4)
+    assert in_integers < 0.7 * in_float
