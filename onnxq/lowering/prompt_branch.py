@@ -5,6 +5,8 @@ way for one row. For many rows and small blocks, some processors are faster with
 which are more accurate, too (`docs/benchmarks/decoders.md`, scales by block). The level is an attribute, so an `If` on
 the number of rows holds the graph twice. Weights stay outside, and are stored once.
 
+MatMulNBits unpacks weights of 8 bits slowly. So a DequantizeLinear does that for prompts, a scale for each block.
+
 Tests: `tests/lowering/test_prompt_branch.py`.
 """
 
@@ -15,14 +17,16 @@ from math import prod
 from typing import NamedTuple
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from onnxq.ir import Model, Node, Value, infer_types
 from onnxq.ir.graph import MICROSOFT
 from onnxq.ir.tensor import Tensor
 
 OPERATOR, LEVEL = "MatMulNBits", "accuracy_level"
-BITS, MOST_BLOCK = 4, 64  # what has fast float products, and what is slow in 8 bits
+BITS, UNPACKED_BITS, MOST_BLOCK = 4, 8, 64  # has fast float products, has none, and what is slow in 8 bits
+MOST_UNPACKED = 256 << 20  # bytes of a weight of 8 bits in float, which a prompt has in memory
+AXIS_OPSET = 13  # of DequantizeLinear with scales along an axis
 IN_FLOAT, IN_CODES = 1, 4  # levels
 LEAST_SHARE = 0.5  # of the elements of all such weights that gain
 MOST_ADDED = 0.05  # bytes of nodes, of those of the weights
@@ -56,14 +60,14 @@ def with_prompt_branch(model: Model, rows: int) -> Model:
         if sum(node.ByteSize() for node in graph.node) > MOST_ADDED * model.weight_bytes or _are_taken(graph):
             return model
         tokens, prompts = _branch(graph, TOKEN), _branch(graph, PROMPT)
-        _set_level(prompts, gaining)
+        _compute_in_float(prompts, gaining, graph)
         asked = _asks_for_rows(graph, counted, rows)
         outputs = [value.name.removesuffix(TOKEN) for value in tokens.output]
         chosen = helper.make_node("If", [asked[-1].output[0]], outputs, NODE, then_branch=prompts, else_branch=tokens)
         del graph.node[:]
         graph.node.extend([*asked, chosen])
     else:
-        _set_level(graph, gaining)
+        _compute_in_float(graph, gaining, graph)
     made.read_skeleton(proto.SerializeToString(deterministic=True), weights)
     return made
 
@@ -92,7 +96,7 @@ def _gaining(model: Model) -> list[int]:
     """Return places of the products that float makes faster, the largest first; none where most weights are others'."""
     nodes = model.graph.nodes
     sizes = {index: node.attribute("K") * node.attribute("N") for index, node in enumerate(nodes) if _is_product(node)}
-    gaining = [index for index in sizes if _gains(nodes[index])]
+    gaining = [index for index in sizes if _gains(nodes[index], model.opset)]
     if sum(sizes[index] for index in gaining) < LEAST_SHARE * sum(sizes.values()):
         return []
     return sorted(gaining, key=lambda index: -sizes[index])
@@ -102,9 +106,20 @@ def _is_product(node: Node) -> bool:
     return node.op_type == OPERATOR and node.domain == MICROSOFT
 
 
-def _gains(node: Node) -> bool:
-    small = node.attribute("bits", BITS) == BITS and node.attribute("block_size") <= MOST_BLOCK
-    return bool(small and node.attribute(LEVEL, 0) == IN_CODES)
+def _gains(node: Node, opset: int) -> bool:
+    if node.attribute("block_size") > MOST_BLOCK or node.attribute(LEVEL, 0) != IN_CODES:
+        return False
+    bits = node.attribute("bits", BITS)
+    return bool(bits == BITS or (bits == UNPACKED_BITS and opset >= AXIS_OPSET and _can_be_unpacked(node)))
+
+
+def _can_be_unpacked(node: Node) -> bool:
+    """Whether a DequantizeLinear gives the weight: with zero points, in whole blocks, and no more than fit."""
+    inner, columns = node.attribute("K"), node.attribute("N")
+    if len(node.inputs) != 4 or node.inputs[3] is None or node.inputs[2] is None:
+        return False
+    is_float = node.inputs[2].dtype == TensorProto.FLOAT and node.inputs[3].dtype == TensorProto.UINT8
+    return is_float and not inner % node.attribute("block_size") and 4 * inner * columns <= MOST_UNPACKED
 
 
 class _Rows(NamedTuple):
@@ -138,11 +153,45 @@ def _row_axes(model: Model, product: Node) -> _Rows | None:
     return None
 
 
-def _set_level(graph: GraphProto, places: Iterable[int]) -> None:
-    for place in places:
-        for attribute in graph.node[place].attribute:
-            if attribute.name == LEVEL:
-                attribute.i = IN_FLOAT
+def _compute_in_float(graph: GraphProto, places: Iterable[int], outside: GraphProto) -> None:
+    """Let products at some places compute in float; constants for that are put into the graph around them."""
+    chosen, nodes = set(places), list[NodeProto]()
+    for place, node in enumerate(graph.node):
+        settings = {attribute.name: attribute for attribute in node.attribute} if place in chosen else {}
+        if "bits" in settings and settings["bits"].i == UNPACKED_BITS:
+            nodes += _unpacked(node, settings["K"].i, settings["block_size"].i, outside)
+            continue
+        if settings:
+            settings[LEVEL].i = IN_FLOAT
+        nodes.append(node)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _unpacked(node: NodeProto, inner: int, block: int, outside: GraphProto) -> list[NodeProto]:
+    """Return nodes that multiply by the weight in float; onnxruntime fuses the Transpose with the MatMul."""
+    known = {tensor.name for tensor in outside.initializer}
+
+    def shape(*sizes: int) -> str:
+        name = f"{NODE}_by_{sizes[-1]}" if len(sizes) > 1 else f"{NODE}_flat"
+        if name not in known:
+            known.add(name)
+            outside.initializer.append(numpy_helper.from_array(np.array(sizes, np.int64), name))
+        return name
+
+    read, codes, scales, zeros = node.input
+    by_block, of_block, zero, flat, weight, turned = (
+        f"{NODE}_{node.output[0]}_{what}" for what in ("codes", "scales", "zeros", "blocks", "weight", "turned")
+    )
+    return [
+        helper.make_node("Reshape", [codes, shape(-1, block)], [by_block], by_block),
+        helper.make_node("Reshape", [scales, shape(-1)], [of_block], of_block),
+        helper.make_node("Reshape", [zeros, shape(-1)], [zero], zero),
+        helper.make_node("DequantizeLinear", [by_block, of_block, zero], [flat], flat, axis=0),
+        helper.make_node("Reshape", [flat, shape(-1, inner)], [weight], weight),
+        helper.make_node("Transpose", [weight], [turned], turned, perm=[1, 0]),
+        helper.make_node("MatMul", [read, turned], [node.output[0]], node.name),
+    ]
 
 
 def _asks_for_rows(graph: GraphProto, counted: _Rows, rows: int) -> list[NodeProto]:

@@ -53,8 +53,8 @@ class Target:
         moves_pairs: Whether it moves Q/DQ pairs across operators planned in float, which then compute in 8 bit.
         blocks_fused: Whether it has a fast kernel for 8-bit weights with a scale for each block, and makes it of
             DequantizeLinear and MatMul, too.
-        token_rows: Most rows of a product with 4-bit weights in small blocks that are faster with activations in 8 bits
-            than in float (`accuracy_level` of MatMulNBits); 0 where all are.
+        token_rows: Most rows of a product with weights in small blocks that are faster with activations in 8 bits than
+            in float (`accuracy_level` of MatMulNBits); 0 where all are.
         signed_from_21: Whether it loads int8 activations in models of operator set 21 or later.
         at_hand: Whether its kernels are those of onnxruntime on a processor, which can be timed here.
 

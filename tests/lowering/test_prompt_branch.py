@@ -19,23 +19,27 @@ from onnxq.search.budget import Budget
 ROWS, K, N = 6, 64, 48
 
 
-def product(*rows: int | str, level: int = 4, block: int = 32) -> onnx.ModelProto:
+def product(
+    *rows: int | str, level: int = 4, block: int = 32, bits: int = 4, zeros: bool = False, opset: int = 17
+) -> onnx.ModelProto:
     """A MatMulNBits behind an Add, for rows of such axes."""
     rng = np.random.default_rng(0)
     stored = {
         "one": np.ones(K, np.float32),
-        "w": rng.integers(0, 256, (N, K // block, block // 2), dtype=np.uint8),
+        "w": rng.integers(0, 256, (N, K // block, block * bits // 8), dtype=np.uint8),
         "s": rng.random((N, K // block), dtype=np.float32),
     }
-    settings = {"K": K, "N": N, "bits": 4, "block_size": block, "accuracy_level": level}
+    if zeros:
+        stored["z"] = rng.integers(0, 256, (N, K * bits // block // 8), dtype=np.uint8)
+    settings = {"K": K, "N": N, "bits": bits, "block_size": block, "accuracy_level": level}
     nodes = [
         node("Add", "x one", "a", name="add"),
-        helper.make_node("MatMulNBits", ["a", "w", "s"], ["y"], "product", domain="com.microsoft", **settings),
+        helper.make_node("MatMulNBits", ["a", *list(stored)[1:]], ["y"], "product", domain="com.microsoft", **settings),
     ]
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [*rows, n]) for name, n in (("x", K), ("y", N))]
     tensors = [numpy_helper.from_array(array, name) for name, array in stored.items()]
     graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], tensors)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
@@ -68,6 +72,42 @@ def test_fixed_rows_need_no_branch() -> None:
     assert [(one.op_type, one.attribute("accuracy_level")) for one in made.graph.nodes][1:] == [("MatMulNBits", 1)]
     few = parse(encode_proto(product(2, 3)))
     assert with_prompt_branch(few, ROWS) is few
+
+
+def in_float(proto: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
+    """The same product of 8-bit weights, in float64."""
+    stored = {tensor.name: numpy_helper.to_array(tensor).astype(float) for tensor in proto.graph.initializer}
+    weight = (stored["w"] - stored["z"][..., None]) * stored["s"][..., None]
+    return (x.astype(float) + stored["one"]) @ weight.reshape(N, K).T
+
+
+@pytest.mark.parametrize("rows", [("batch", "length"), (2, "length"), (3, 4)])
+def test_many_rows_of_8_bit_weights_are_in_float_of_weights_that_are_stored_once(rows) -> None:
+    proto = product(*rows, bits=8, zeros=True)
+    made = with_prompt_branch(parse(encode_proto(proto)), ROWS)
+    encoded = made.serialize()
+    onnx.checker.check_model(onnx.load_from_string(encoded))
+    for length in (1, 3, 4, 9) if "length" in rows else (4,):
+        sizes = {"batch": 2, "length": length}
+        x = floats(*(sizes.get(size, size) for size in rows), K, seed=1)
+        if x.size // K > ROWS:
+            exact = in_float(proto, x)
+            assert np.abs(run(encoded, x) - exact).max() < 1e-5 * np.abs(exact).max(), length
+        else:
+            assert np.array_equal(run(encoded, x), run(proto.SerializeToString(), x)), length
+    assert [tensor.name for tensor in onnx.load_from_string(encoded).graph.initializer].count("w") == 1
+    back = onnx.load_from_string(without_prompt_branch(made).serialize())
+    assert "length" not in rows or [tensor.name for tensor in back.graph.initializer] == ["one", "w", "s", "z"]
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"zeros": True, "opset": 12}, {"zeros": True, "level": 1}, {"zeros": True, "block": 16, "most": 1}]
+)
+def test_8_bit_weights_that_do_not_unpack_well_stay(how, monkeypatch) -> None:
+    how = dict(how)
+    monkeypatch.setattr(prompt_branch, "MOST_UNPACKED", how.pop("most", 1 << 30))
+    model = parse(encode_proto(product("n", bits=8, **how)))
+    assert with_prompt_branch(model, ROWS) is model
 
 
 @pytest.mark.parametrize("proto", [product("n", level=0), product("n", block=64, level=1), product(None, 3)])

@@ -25,7 +25,7 @@ def test_families_ask_for_what_cpu_asks_for_but_for_saturation_and_prompts() -> 
         family = load_target(name)
         own = {"name": "cpu", "description": cpu.description, "saturates": True, "token_rows": cpu.token_rows}
         assert replace(family, **own) == cpu
-    assert [name for name in stored_targets() if load_target(name).token_rows] == ["cpu", "cpu-vnni"]
+    assert [name for name in stored_targets() if load_target(name).token_rows] == ["cpu", "cpu-avx2", "cpu-vnni"]
 
 
 def test_products_saturate_on_targets_with_processors_without_vnni() -> None:
