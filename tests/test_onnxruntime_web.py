@@ -34,17 +34,23 @@ def operators(model: Path) -> Counter[str]:
     return Counter(node.op_type for node in onnx.load(model).graph.node)
 
 
+class Made(dict[str, Path]):
+    """Sample models quantized for the web, with data and without, each when it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __missing__(self, stem: str) -> Path:
+        name, _, kind = stem.partition(".")
+        data, self[stem] = [SAMPLES / "digits_calibration.npz"][: kind == "static"], self.folder / f"{stem}.onnx"
+        recipe, limit = onnxq.load_recipe("auto").for_target("web"), 8 if data else None
+        onnxq.quantize(SAMPLES / f"{name}.onnx", recipe, output=self[stem], data=data, sample_limit=limit)
+        return self[stem]
+
+
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Each sample model quantized for the web, with data and without."""
-    folder, made = tmp_path_factory.mktemp("web"), {}
-    recipe = onnxq.load_recipe("auto").for_target("web")
-    for name in MODELS:
-        for data in ([SAMPLES / "digits_calibration.npz"], []):
-            path = folder / f"{name}.{'static' if data else 'dynamic'}.onnx"
-            onnxq.quantize(SAMPLES / f"{name}.onnx", recipe, output=path, data=data, sample_limit=8 if data else None)
-            made[path.stem] = path
-    return made
+    return Made(tmp_path_factory.mktemp("web"))
 
 
 @pytest.fixture(scope="module")
