@@ -150,7 +150,7 @@ def test_collections_pass_over_what_outlives_all_variants() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="Linux lists the open files of a process")
 def test_runs_without_end_leave_a_bounded_number_of_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MOST_RUNS", 8)
+    monkeypatch.setattr(memory, "MOST_RUNS", 3)
     source = tmp_path / "product.onnx"
     onnx.save(build([node("MatMul", "x w", "y")], {"x": [2, 64]}, ["y"], {"w": floats(64, 64)}), source)
     gc.collect()
