@@ -152,11 +152,14 @@ def run_samples(
     if runs is None:
         yield from ((index, sample, []) for index, sample in samples)
         return
-    most, limit = 1, runs.most
-    if limit == 1:  # no thread has to be woken for each sample
-        for index, sample in samples:
-            yield index, sample, run_alone(runs.run, index, sample)
-        return
+    samples = iter(samples)
+    while (limit := runs.most) == 1:  # no thread has to be woken for each sample, until other processes lend theirs
+        try:
+            index, sample = next(samples)
+        except StopIteration:
+            return
+        yield index, sample, run_alone(runs.run, index, sample)
+    most = 1
     waiting: deque[tuple[int, Sample, Future[list[Any]]]] = deque()
     with ThreadPoolExecutor(limit) as pool:
         for index, sample in samples:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import reduce
-from itertools import accumulate
-from typing import TYPE_CHECKING
+from itertools import accumulate, groupby
+from typing import TYPE_CHECKING, NamedTuple
 
 from onnxq.calibration.blocks import fold, kinds_after
 from onnxq.calibration.calibrate import calibrate, ready_to_measure
@@ -57,69 +57,110 @@ def calibrate_in_parts(
         DataError, ModelError, ValueError: As `calibrate`; of several errors, that of the first sample.
 
     """
+    cut = _cut(values, samples, moment_bytes)
+    if len(cut) == 1:
+        return calibrate(model, values, samples, progress=progress, kinds=kinds, trial=trial)
+    run = _Parts(model, values, [(cut, kinds)], trial, progress)
+    return run.measured(moment_bytes)[0]
+
+
+def calibrate_sets(
+    model: Model, values: Sequence[Value], sets: Sequence[tuple[Samples, StatisticFactory]], *, trial: bool = False
+) -> list[Stats]:
+    """Measure values over each of several sets of samples, with statistics of its own; the largest set comes first.
+
+    The same as `calibrate_in_parts` of each, but that processes share all of them, and the model is opened once.
+    """
+    return _Parts(model, values, [(_cut(values, samples), kinds) for samples, kinds in sets], trial).measured()
+
+
+def _cut(values: Sequence[Value], samples: Samples, moment_bytes: int = 0) -> list[Samples]:
+    """Cut samples into parts: alike on every machine, for sums depend on it."""
     count = samples.count
     most = next((most for size, most in PARTS if moment_bytes <= size), 1)
-    cut = count is not None and count >= FEW and most > 1 and _is_much(values, count)
-    parts = samples.parts(min(count // 2, most)) if cut and count is not None else None
-    if parts is None:
-        return calibrate(model, values, samples, progress=progress, kinds=kinds, trial=trial)
-    shared = samples.shareable and model.residency.quick and can_fork()
-    run = _Parts(model, values, parts, kinds, trial, progress)
-    with working("measure roughly" if trial else "measure") as advance:
-        run.tell(0)
-        found = run.shared(advance, 3 * moment_bytes) if shared else run.in_turn(advance)
-        return reduce(fold, found)
+    if count is None or count < FEW or most == 1 or not _is_much(values, count):
+        return [samples]
+    return samples.parts(min(count // 2, most)) or [samples]
+
+
+class _Part(NamedTuple):
+    """A part of a set of samples: its number among the sets, and the place of its first sample there."""
+
+    number: int
+    samples: Samples
+    kinds: StatisticFactory
+    first: int
 
 
 class _Parts:
-    """The parts of the samples that a model is measured on; see `calibrate_in_parts`."""
+    """The parts of sets of samples that a model is measured on; see `calibrate_in_parts`."""
 
     def __init__(
         self,
         model: Model,
         values: Sequence[Value],
-        parts: Sequence[Samples],
-        kinds: StatisticFactory,
+        sets: Sequence[tuple[Sequence[Samples], StatisticFactory]],
         trial: bool,
-        progress: OnSample | None,
+        progress: OnSample | None = None,
     ) -> None:
-        self._model, self._values, self._parts = model, values, parts
-        self._kinds, self._trial, self._progress = kinds, trial, progress
+        self._model, self._values, self._trial, self._progress = model, values, trial, progress
         self._runs = ready_to_measure(model, values, trial=trial)  # here, for all copies of this process
-        self._firsts = [0, *accumulate(part.count or 0 for part in parts)]
+        self._parts = [
+            _Part(number, part, kinds, first)
+            for number, (parts, kinds) in enumerate(sets)
+            for part, first in zip(parts, accumulate((part.count or 0 for part in parts), initial=0), strict=False)
+        ]
+        self._firsts = [0, *accumulate(part.samples.count or 0 for part in self._parts)]
 
-    def tell(self, done: int) -> None:
+    def measured(self, moment_bytes: int = 0) -> list[Stats]:
+        """Measure all parts, and add those of each set."""
+        shareable = all(part.samples.shareable for part in self._parts)
+        shared = shareable and self._model.residency.quick and can_fork() and _is_much(self._values, self._firsts[-1])
+        with working("measure roughly" if self._trial else "measure") as advance:
+            self._tell(0)
+            found = self._shared(advance, 3 * moment_bytes) if shared else self._in_turn(advance)
+            sets = groupby(zip(self._parts, found, strict=True), key=lambda one: one[0].number)
+            return [reduce(fold, (stats for _, stats in parts)) for _, parts in sets]
+
+    def _tell(self, done: int) -> None:
         """Say how many samples are done."""
         if self._progress:
             self._progress(done, self._firsts[-1])
 
-    def shared(self, advance: Advance, task_bytes: int) -> list[Stats]:
+    def _shared(self, advance: Advance, task_bytes: int) -> list[Stats]:
         """Measure parts in copies of this process; what is at work is parts, which have about as many samples each."""
 
         def done(parts: int, _: int) -> None:
             advance(parts, len(self._parts))
-            self.tell(self._firsts[parts])
+            self._tell(self._firsts[parts])
 
         advance(0, len(self._parts))
-        return run_forked(self._measured, range(len(self._parts)), done=done, task_bytes=task_bytes)
+        return run_forked(self._measured, self._parts, done=done, task_bytes=task_bytes)
 
-    def in_turn(self, advance: Advance) -> Iterator[Stats]:
+    def _in_turn(self, advance: Advance) -> Iterator[Stats]:
         """Measure one part after another, the samples of each several at a time."""
         advance(0, self._firsts[-1])
-        for at, first in enumerate(self._firsts[:-1]):
+        for part, first in zip(self._parts, self._firsts, strict=False):
 
             def done(samples: int, _: int | None, before: int = first) -> None:
                 advance(before + samples, self._firsts[-1])
-                self.tell(before + samples)
+                self._tell(before + samples)
 
             with unfollowed():
-                found = self._measured(at, done)
+                found = self._measured(part, done)
             yield found
 
-    def _measured(self, at: int, progress: OnSample | None = None) -> Stats:
-        kinds = kinds_after(self._kinds, self._firsts[at])
-        model, values, samples = self._model, self._values, self._parts[at]
-        return calibrate(model, values, samples, progress=progress, kinds=kinds, trial=self._trial, runs=self._runs)
+    def _measured(self, part: _Part, progress: OnSample | None = None) -> Stats:
+        kinds = kinds_after(part.kinds, part.first)
+        return calibrate(
+            self._model,
+            self._values,
+            part.samples,
+            progress=progress,
+            kinds=kinds,
+            trial=self._trial,
+            runs=self._runs,
+        )
 
 
 def _is_much(values: Sequence[Value], samples: int) -> bool:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import combinations
 
 import numpy as np
@@ -29,6 +31,7 @@ from onnxq.ir import Model, Node
 from onnxq.ir.passes import normalise
 from onnxq.ir.schemas import RANDOM
 from onnxq.ir.shape_inference.types import infer_types
+from onnxq.runtime.fork import in_copy
 from onnxq.text import counted
 from onnxq.warning import WarningLine
 
@@ -95,38 +98,81 @@ def examine(
         DataError: A sample does not fit the model, or there is none.
 
     """
+    with examining(model, samples, calibrating=calibrating, judging=judging, progress=progress, copies=False) as seen:
+        return seen()
+
+
+@contextmanager
+def examining(
+    model: Model,
+    samples: Samples | Iterable[Mapping[str, np.ndarray]],
+    *,
+    calibrating: bool,
+    judging: bool,
+    progress: Callable[[int, int | None], None] | None = None,
+    copies: bool = True,
+) -> Iterator[Callable[[], Examination]]:
+    """Read samples, and look at them in a copy of this process while it goes on; yields what to call for the rest.
+
+    Args:
+        model: As in `examine`, like all others but the last.
+        samples: What is read.
+        calibrating: Whether ranges are found on them.
+        judging: Whether a new model is judged on them.
+        progress: Called while they are read.
+        copies: Whether a copy may look at them.
+
+    Raises:
+        DataError: A sample does not fit the model, or there is none.
+
+    """
     model = model.copy()
     normalise(model, PASSES)
     infer_types(model)
     given = samples if isinstance(samples, Samples) else wrap_samples(samples, input_specs(model))
     seen = _Seen(InputSummaries(given.inputs), PictureSheet(given.decoders))
     several = few_samples(_counted(seen.watch(given), given.count, progress), MOST_PAIRED, MOST_HELD)
+
+    def looked() -> Examination:
+        summaries = seen.summaries.summaries(given.converted)
+        if given.made_up:
+            return Examination(summaries, seen.count)
+        warnings = [
+            *unused_options(given),
+            *_of_repeats(given, seen),
+            *given.warnings,
+            *_of_values(summaries),
+            *seen.warnings(calibrating=calibrating, judging=judging),
+        ]
+        if model.residency.quick:
+            warnings += _with_model(model, given, seen, several, warnings)
+        known = any(warning.code == CODE for warning in warnings)
+        warnings += _of_pictures(given, seen.count, known=known)
+        return Examination(summaries, seen.count, tuple(warnings), seen.sheet.thumbnails())
+
+    with in_copy(looked, copies=copies and given.shareable and model.residency.quick) as found:
+        yield cache(found)
+
+
+def _with_model(
+    model: Model, given: Samples, seen: _Seen, several: list[Sample], known: Sequence[WarningLine]
+) -> list[WarningLine]:
+    """Return what a model that is quickly run shows of samples, beyond what is known."""
+    summaries = seen.summaries.summaries(given.converted)
     held = few_samples(several, MOST_RUN, MOST_HELD)
     few = few_samples(held, MOST_RUN, MOST_ELEMENTS)
-    summaries = seen.summaries.summaries(given.converted)
-    if given.made_up:
-        return Examination(summaries, seen.count)
-    found = [
-        *unused_options(given),
-        *_of_repeats(given, seen),
-        *given.warnings,
-        *_of_values(summaries),
-        *seen.warnings(calibrating=calibrating, judging=judging),
-    ]
-    if model.residency.quick:
-        found += unscaled_columns(model, seen.sizes, seen.count)
-        found += _of_files(given, summaries, found)
-        found += _of_ids(model, summaries, few)
-        found += _of_random_nodes(model)
-        found += noise_warnings(few, summaries)
-        slips = [*slip_warnings(few, summaries), *_of_sound(few, summaries)]
-        found += slips
-        found += padding_warnings(model, few)
-        found += _of_repeated_inputs(few)
-        if not any(warning.code == CODE for warning in slips):
-            found += _of_model(model, (few, held, several), summaries, given.decoders)
-    found += _of_pictures(given, seen.count, known=any(warning.code == CODE for warning in found))
-    return Examination(summaries, seen.count, tuple(found), seen.sheet.thumbnails())
+    found = [*unscaled_columns(model, seen.sizes, seen.count)]
+    found += _of_files(given, summaries, [*known, *found])
+    found += _of_ids(model, summaries, few)
+    found += _of_random_nodes(model)
+    found += noise_warnings(few, summaries)
+    slips = [*slip_warnings(few, summaries), *_of_sound(few, summaries)]
+    found += slips
+    found += padding_warnings(model, few)
+    found += _of_repeated_inputs(few)
+    if not any(warning.code == CODE for warning in slips):
+        found += _of_model(model, (few, held, several), summaries, given.decoders)
+    return found
 
 
 def some_of(samples: Samples) -> Samples:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from onnxq.calibration.stats import Stats
 from onnxq.calibration.stats_file import load_stats
-from onnxq.data.examine import Examination, examine
+from onnxq.data.examine import Examination, examining
 from onnxq.data.reading import PLAIN, Reading
 from onnxq.data.samples import list_sources
 from onnxq.errors import CheckFailed, DataError, OnnxqError, OutputError, RecipeError
@@ -164,11 +164,10 @@ def quantize(
             _check_data(prepared, request)
             raise blocked
         prepared = replace(prepared, here=target == NATIVE, checkpoint=destination.checkpoint(prepared))
-        seen = _examine(before, prepared, request)
-        with _blaming(seen):
+        with _examining(before, prepared, request) as seen, _blaming(seen):
             prepared = replace(prepared, caches=cache_scales(prepared, given, progress))
             result = _for_this_computer(prepared, request)
-            result = replace(result, report=_with_examination(result.report, seen, request))
+            result = replace(result, report=_with_examination(result.report, seen(), request))
             result = check_result(result, budget, path or IN_MEMORY, accept, fast=fast)
         return _write(result, destination, request)
 
@@ -305,26 +304,29 @@ def _check_data(prepared: Prepared, request: Request) -> None:
         load_stats(request.stats, expected=prepared.source)
 
 
-def _examine(before: Model, prepared: Prepared, request: Request) -> Examination:
-    """Look at the samples, with BatchNormalization as it was in the float model."""
+@contextmanager
+def _examining(before: Model, prepared: Prepared, request: Request) -> Iterator[Callable[[], Examination]]:
+    """Look at the samples, with BatchNormalization as it was in the float model, while the rest goes on."""
     if request.samples is None:
-        return Examination()
+        yield Examination
+        return
     request.observer.step("examine")
     calibrating = request.stats is None and bool(prepared.plan.calibrated())
     progress = request.observer.progress
-    return examine(before, request.samples, calibrating=calibrating, judging=True, progress=progress)
+    with examining(before, request.samples, calibrating=calibrating, judging=True, progress=progress) as seen:
+        yield seen
 
 
 @contextmanager
-def _blaming(seen: Examination) -> Iterator[None]:
+def _blaming(seen: Callable[[], Examination]) -> Iterator[None]:
     """Add what looked wrong about the samples to an error: it may come from them."""
     try:
         yield
     except OnnxqError as error:
-        error.warnings = seen.warnings
-        failed = next((warning for warning in seen.warnings if warning.code == "not-run"), None)
+        error.warnings = warnings = seen().warnings
+        failed = next((warning for warning in warnings if warning.code == "not-run"), None)
         if failed is not None and isinstance(error.__cause__, SessionError):  # it says the same
-            error.warnings = tuple(warning for warning in seen.warnings if warning is not failed)
+            error.warnings = tuple(warning for warning in warnings if warning is not failed)
             error.hint = failed.remedy
         raise
 

@@ -287,8 +287,8 @@ class Schedule:
         taken = self._split.expected_count(self._split.room)
         folds = min(FOLDS, taken)
         each, rest = taken // folds, min(max(self._samples - taken, 0), REST)
-        for samples in (*[each] * folds, *([rest] if rest else [])):
-            yield Work("trial", "measure roughly", self._prices.rough(samples))
+        parts = (*[each] * folds, *([rest] if rest else []))
+        yield Work("trial", "measure roughly", sum(self._prices.rough(samples) for samples in parts))
         for fold in range(folds):
             yield Work("trial", "judge", self._prices.float_outputs(each), PROBABLE)  # half of them have run before
             yield from self._trials("trial", USUALLY_FIRST if fold < LEAST_FOLDS else USUALLY_OPEN, each)

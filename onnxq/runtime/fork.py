@@ -6,8 +6,8 @@ everything that this process has in memory, so that a task may be any function. 
 Copies are made on Linux, and only of a process that is ours, as that of the command line is. Another program may hold
 locks in threads, which no one would open in the copy. Elsewhere the same tasks are done one after another.
 
-A task in a copy has one processor, as long as all processes have something to do. One that waits lends its processor to
-the others: what they begin from then on may run in threads.
+A task has one processor, as long as all processes have something to do. One that waits lends its processor to the
+others: what they begin from then on, such as the next sample, may run in threads.
 
 Tests: `tests/runtime/test_fork.py`.
 """
@@ -86,8 +86,8 @@ def run_forked(
     there.
 
     Args:
-        function: Does a task; with one processor where copies do others, and in a copy with those of processes that
-            have nothing left to do.
+        function: Does a task; with one processor where copies do others, and with those of processes that have nothing
+            left to do.
         tasks: The tasks.
         done: Told how many are done.
         task_bytes: About what each takes in memory; see `worker_count`.
@@ -268,7 +268,8 @@ class _Run:
         """Do tasks here as long as there are any; one that fails is done again once all others are."""
         while (number := _next(numbers)) is not None:
             try:
-                self.results[number] = self.function(self.tasks[number])
+                with lent_processors(self.shares.each):
+                    self.results[number] = self.function(self.tasks[number])
             except Exception:
                 return
             marks[number] = 1

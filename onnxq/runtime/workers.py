@@ -52,14 +52,16 @@ def run_in_order(function: Callable[[T], R], tasks: Iterable[T], *, task_bytes: 
         task_bytes: About what each takes in memory; see `worker_count`.
 
     """
-    count = worker_count(task_bytes)
-    if count == 1:
-        for task in tasks:
-            _stop_if_given_up()
-            with one_processor():
-                result = function(task)
-            yield result
-        return
+    tasks = iter(tasks)
+    while (count := worker_count(task_bytes)) == 1:  # until other processes lend theirs
+        _stop_if_given_up()
+        try:
+            task = next(tasks)
+        except StopIteration:
+            return
+        with one_processor():
+            result = function(task)
+        yield result
     with ThreadPoolExecutor(count, thread_name_prefix="onnxq-task") as pool, single_threaded_blas():
         yield from run_on(pool, count, function, tasks)
 

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from onnxq.data.samples import Sample, Samples, few_samples, spread_samples, wrap_samples
+from onnxq.data.advice import SAMPLES
+from onnxq.data.readers import read_iterable
+from onnxq.data.samples import PYTHON, Sample, Samples, few_samples, spread_samples, wrap_samples
 from onnxq.ir import Model
 from onnxq.ir.storage.scratch_file import Spool
 from onnxq.search.float_outputs import FloatOutputs
@@ -165,7 +168,12 @@ class HoldoutSplit:
         self, samples: list[Sample] | Callable[[], Iterator[Sample]], numbers: Sequence[int] | None = None
     ) -> Samples:
         """Return some of the samples as a stream of their own."""
-        made = wrap_samples(samples, self.samples.inputs)
+        inputs = self.samples.inputs
+        if callable(samples):  # ours, which a copy of this process may read as well as the data
+            source = replace(read_iterable(samples, SAMPLES, inputs), shareable=self.samples.shareable)
+            made = Samples([source], inputs, PYTHON)
+        else:
+            made = wrap_samples(samples, inputs)
         made.numbers, made.made_up = numbers, self.samples.made_up
         return made
 

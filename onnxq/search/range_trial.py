@@ -15,16 +15,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from onnxq.calibration.layer_moments import MeasuredLayers
 from onnxq.calibration.stats import Stats
 from onnxq.data.samples import Samples
 from onnxq.ops.forms.scheme import RangesSetting
-from onnxq.progress import Silent
 from onnxq.rounding.weights import Weights
 from onnxq.search.held_out import HoldoutSplit
 from onnxq.search.resolution import round_to_resolution
 from onnxq.search.sqnr_evaluator import ENOUGH, MOST
-from onnxq.stages.measure import measure
+from onnxq.stages.measure import measure_sets
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, quantize_copy, replan
 
@@ -203,13 +201,10 @@ def _gains(found: np.ndarray) -> np.ndarray:
 
 def _folds(prepared: Prepared, split: HoldoutSplit) -> Iterator[tuple[Samples, Callable[[], Stats]]]:
     """Return every fold, and how to get what is measured of all other samples, with ranges by output error."""
-
-    def measured(samples: Samples) -> Stats:
-        return measure(prepared, MeasuredLayers(()), samples, None, Silent(), trial=True)
-
     folds, rest = split.folds()
-    known = [measured(fold) for fold in folds]
-    besides = [measured(rest)] if rest is not None else []
+    most = [] if rest is None else [rest]  # it is the largest
+    found = measure_sets(prepared, [*most, *folds])
+    besides, known = found[: len(most)], found[len(most) :]
     for index, fold in enumerate(folds):
         yield fold, partial(reduce, Stats.merge, besides + known[:index] + known[index + 1 :])
 

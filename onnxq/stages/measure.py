@@ -15,7 +15,7 @@ from onnxq.calibration.blocks import BlockMeter, Blocks, BlockSums
 from onnxq.calibration.calibrate import calibrate
 from onnxq.calibration.layer_moments import WIDEST, MeasuredLayers
 from onnxq.calibration.output_sensitivity import OutputSensitivity, trial_statistics, with_curves
-from onnxq.calibration.parts import calibrate_in_parts
+from onnxq.calibration.parts import calibrate_in_parts, calibrate_sets
 from onnxq.calibration.qparams import QParams
 from onnxq.calibration.ranges import Needs, needs_of
 from onnxq.calibration.statistic import Statistic
@@ -107,6 +107,15 @@ def measure(
         trial=trial,
         moment_bytes=layers.bytes,
     )
+
+
+def measure_sets(prepared: Prepared, several: Sequence[Samples]) -> list[Stats]:
+    """Return what choices of ranges need of each of several sets of samples, by a trial; see `measure`."""
+    values, layers = prepared.plan.calibrated(), MeasuredLayers(())
+    if not values:
+        return [Stats() for _ in several]
+    sets = [(samples, _kinds(prepared, layers, samples, trial=True)) for samples in several]
+    return calibrate_sets(prepared.model, values, sets, trial=True)
 
 
 def measure_blocks(

@@ -77,7 +77,7 @@ def is_lent() -> bool:
 
 @contextmanager
 def lent_processors(count: Callable[[], int]) -> Iterator[None]:
-    """Let this process, a copy of one that shares its work, use as many processors as others leave to it, at least 1.
+    """Let this process, one of several that share some work, use as many processors as others leave to it, at least 1.
 
     Args:
         count: Tells how many those are at the moment.

@@ -326,7 +326,7 @@ def _prepared(
     """Return the samples that both models read, and their labels."""
     if metric.prepare is None:
         return samples, samples.labels()
-    with _running(float_model, reuse_shapes=False) as run:
+    with _running(float_model, reuse_shapes=False, threads=1) as run:  # it may run several samples at a time
         made, labels = metric.prepare(_counted(samples, progress), samples.inputs, run)
     return wrap_samples(made, samples.inputs), labels
 
@@ -364,11 +364,13 @@ def _results(
 
 
 @contextmanager
-def _running(model: ModelSource, *, reuse_shapes: bool = True) -> Iterator[Callable[[Sample], dict[str, Any]]]:
+def _running(
+    model: ModelSource, *, reuse_shapes: bool = True, threads: int = 0
+) -> Iterator[Callable[[Sample], dict[str, Any]]]:
     """Open a model, and give what runs it: all outputs by name for a sample."""
     label = str(model) if isinstance(model, str | Path) else "the model"
     try:
-        session = open_session(model, exact=True, reuse_shapes=reuse_shapes)
+        session = open_session(model, exact=True, reuse_shapes=reuse_shapes, threads=threads)
         names = [output.name for output in session.get_outputs()]
         yield lambda sample: dict(zip(names, run_session(session, None, sample), strict=True))
     except SessionError as error:

@@ -15,8 +15,9 @@ from onnxq.calibration import calibrate as calibrate_module
 from onnxq.calibration import parts
 from onnxq.calibration.calibrate import calibrate
 from onnxq.calibration.layer_moments import MeasuredLayers
-from onnxq.calibration.parts import PARTS, calibrate_in_parts
+from onnxq.calibration.parts import PARTS, calibrate_in_parts, calibrate_sets
 from onnxq.calibration.second_moments import InputMoments
+from onnxq.calibration.stats import basic_kinds
 from onnxq.data.samples import input_specs, wrap_samples
 from onnxq.errors import DataError
 from onnxq.progress import Progress, following, unfollowed
@@ -89,6 +90,24 @@ def test_copies_give_the_same_bytes(model, monkeypatch, moments):
     assert shared.keys() == alone.keys()
     for key, array in alone.items():
         np.testing.assert_array_equal(shared[key], array, err_msg=str(key))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_several_sets_are_measured_as_each_alone(model, monkeypatch, shared):
+    values = [model.graph.values[f"x{at}"] for at in range(LAYERS + 1)]
+    sets = [samples(model, count) for count in (30, 3, 8)]
+    alone = [arrays(calibrate_in_parts(model, values, one)) for one in sets]
+    if shared:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
+        monkeypatch.setattr(host, "_limit", None)
+        monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread()])
+        monkeypatch.setattr(threading, "current_thread", threading.main_thread)
+    with own_process():
+        found = [arrays(one) for one in calibrate_sets(model, values, [(one, basic_kinds) for one in sets])]
+    for expected, got in zip(alone, found, strict=True):
+        assert got.keys() == expected.keys()
+        for key, array in expected.items():
+            np.testing.assert_array_equal(got[key], array, err_msg=str(key))
 
 
 def test_parts_make_the_float_model_ready_once(model, monkeypatch):

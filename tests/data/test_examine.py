@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator
+from unittest import mock
 
 import numpy as np
 import pytest
 from onnx import parser
 
-from onnxq.data.examine import examine
+from onnxq.data import examine as examine_module
+from onnxq.data.examine import examine, examining
 from onnxq.data.input_summary import channel_axis, short
 from onnxq.data.samples import wrap_samples
 from onnxq.data.synthetic import random_samples
@@ -16,6 +20,8 @@ from onnxq.data.validation import input_specs
 from onnxq.errors import DataError
 from onnxq.ir import Model, parse
 from onnxq.ir.shape_inference.types import infer_types
+from onnxq.runtime.ownership import own_process
+from onnxq.targets import host
 
 
 def model(text: str) -> Model:
@@ -59,6 +65,24 @@ def test_inputs_are_summed_up_by_channel() -> None:
     assert [channel.std for channel in x.channels] == pytest.approx(stacked.std((0, 2, 3)), rel=1e-5)
     assert (ids.channels, ids.channel_axis) == ((), None)
     assert str(ids) == "ids  int64[n, 5]  values 0 … 19, mean 9.5"
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="copies are made on Linux")
+def test_a_copy_of_the_process_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = [*pictures(12), *pictures(12)]
+    here, alone = os.getpid(), examine(model(ONE), samples)
+    looked = mock.Mock(side_effect=AssertionError("looked at in this process"))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
+    monkeypatch.setattr(host, "_limit", None)
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread()])
+    monkeypatch.setattr(threading, "current_thread", threading.main_thread)
+    before = examine_module.unused_options
+    monkeypatch.setattr(
+        examine_module, "unused_options", lambda given: looked() if os.getpid() == here else before(given)
+    )
+    with own_process(), examining(model(ONE), samples, calibrating=True, judging=False) as seen:
+        assert repr(seen()) == repr(alone)
+        assert seen() is seen()
 
 
 def test_few_samples_are_counted_by_rows() -> None:

@@ -269,17 +269,19 @@ def test_without_copies_the_same_is_done_here(two, monkeypatch, reason):
 
 
 @linux
-def test_a_process_without_tasks_lends_its_processor(two):
+@pytest.mark.parametrize("first", [True, False])
+def test_a_process_without_tasks_lends_its_processor(two, first):
+    """The process that takes longer, the first one or a copy of it, has both when the other is done."""
     here, begun = os.getpid(), time.monotonic()
 
-    def left(_):
-        found = [host.available_processors()]
+    def left(waits):
+        found, is_first = [host.available_processors()], os.getpid() == here
         time.sleep(0.1)
-        while os.getpid() != here and found[-1] == 1 and time.monotonic() < begun + 10:
+        while is_first == waits and found[-1] == 1 and time.monotonic() < begun + 10:
             found.append(host.available_processors())
-        return os.getpid() == here, found[0], found[-1]
+        return is_first, found[0], found[-1]
 
-    assert sorted(run_forked(left, range(2))) == [(False, 1, 2), (True, 1, 1)]
-    with in_copy(lambda: left(0)) as result:
+    assert sorted(run_forked(left, [first] * 2)) == [(False, 1, 1 if first else 2), (True, 1, 2 if first else 1)]
+    with in_copy(lambda: left(False)) as result:
         time.sleep(0.1)
         assert result() == (False, 1, 2)

@@ -65,6 +65,22 @@ def test_tasks_are_made_as_they_are_needed(processors: int) -> None:
     results.close()
 
 
+def test_tasks_run_side_by_side_once_others_lend_their_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(host, "_limit", None)
+    lent, both = [1], threading.Barrier(2, timeout=10)
+
+    def task(number: int) -> int:
+        if number >= 2:
+            both.wait()  # for a task that runs at the same time
+        elif number == 1:
+            lent[0] = 2
+        return number
+
+    with host.lent_processors(lambda: lent[0]):
+        assert list(run_in_order(task, range(6))) == list(range(6))
+
+
 def test_an_error_is_raised_in_place_of_the_result(processors: int) -> None:
     done: list[float] = []
     with pytest.raises(ZeroDivisionError):

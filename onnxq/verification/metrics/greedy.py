@@ -16,6 +16,7 @@ import numpy as np
 from onnxq.data.labels import Labels
 from onnxq.data.validation import InputSpec, Sample
 from onnxq.errors import DataError
+from onnxq.runtime.workers import run_in_order
 from onnxq.verification.metrics.named_metric import Arrays, MetricRun, find_logits
 
 NAME = "greedy"
@@ -66,7 +67,7 @@ def continue_texts(
     Args:
         samples: Where the first tokens come from; the first ones are taken.
         inputs: Of the model.
-        run: Runs the float model and gives its outputs by name.
+        run: Runs the float model and gives its outputs by name; for several texts at a time.
 
     Returns:
         The texts, and as labels the first place of each whose choice counts.
@@ -77,15 +78,18 @@ def continue_texts(
     """
     spec = ids_input(inputs)
     length = spec.shape[1] if spec.shape is not None and isinstance(spec.shape[1], int) else None
-    texts, begins = [], []
-    for sample in islice(samples, TEXTS):
+
+    def continued(sample: Sample) -> tuple[Sample, np.ndarray]:
         given = sample[spec.name]
         prompt = min(PROMPT, given.shape[1] if length is None else length // 2)
         if prompt < 1:
             raise DataError(f"{NAME}: a text has no tokens to go on from", "Give texts of two tokens at least.")
         size = prompt + CONTINUED - 1 if length is None else min(prompt + CONTINUED - 1, length)
-        texts.append(_continued(sample, spec.name, prompt, size, run, fixed=length is not None))
-        begins.append(np.asarray([prompt - 1, size]))
+        text = _continued(sample, spec.name, prompt, size, run, fixed=length is not None)
+        return text, np.asarray([prompt - 1, size])
+
+    made = list(run_in_order(continued, islice(samples, TEXTS)))
+    texts, begins = [text for text, _ in made], [begin for _, begin in made]
     return texts, {BEGINS: begins}
 
 
