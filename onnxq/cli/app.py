@@ -21,7 +21,7 @@ from onnxq.cli.export import export
 from onnxq.cli.init import init
 from onnxq.cli.inspect import inspect
 from onnxq.cli.merge import merge
-from onnxq.cli.options import refusing_doubles
+from onnxq.cli.options import refuse_missing, refusing_doubles
 from onnxq.cli.plan import plan
 from onnxq.cli.quantize import quantize
 from onnxq.cli.recipes import recipes
@@ -77,6 +77,7 @@ def _with_voice(function: Callable[..., None]) -> Callable[..., None]:
         speak(Voice.QUIET if quiet else Voice.VERBOSE if verbose else Voice.USUAL)
         if verbose:
             note(surroundings())
+        refuse_missing(options)
         function(*arguments, **options)
 
     given = signature(function, eval_str=True)

@@ -57,18 +57,20 @@ def calibrate(
 
     The statistics serve this model alone, and every recipe that needs the ranges of no other tensors.
     """
-    from onnxq.api.calibrate import Shard
-    from onnxq.api.calibrate import calibrate as measured
     from onnxq.cli.terminal import TerminalObserver, note
     from onnxq.progress import following
 
-    part = None if shard is None else Shard(*parse_shard(shard))
+    part = None if shard is None else parse_shard(shard)
     _check_engine(shard, executor, shards)
     use_runtime(options.custom_ops, jobs, None)
     asked: dict[str, Any] = {**options.planning(), "recipe": options.recipe, "target": options.target}
     with TerminalObserver() as observer, following(observer):
         if executor is None or not options.data:
-            stats = measured(model, output, **asked, shard=part, force=force, observer=observer)
+            from onnxq.api.calibrate import Shard
+            from onnxq.api.calibrate import calibrate as measured
+
+            which = None if part is None else Shard(*part)
+            stats = measured(model, output, **asked, shard=which, force=force, observer=observer)
         else:
             from onnxq.distributed.calibrations import calibrate_on
             from onnxq.distributed.shards import Calibration

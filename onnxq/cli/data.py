@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from onnxq.data.examine import Examination
     from onnxq.data.input_summary import InputSummary
     from onnxq.data.samples import Samples
+    from onnxq.progress import Progress
 
 MOST_LABELS = 8
 LOOK = "look"  # the one kind of work of this command
@@ -44,22 +45,40 @@ def data(
     Warns of data that look wrong for the model. Only the first layers and a few whole runs are computed.
     """
     from onnxq.cli.terminal import TerminalObserver, show, warn
-    from onnxq.data.examine import examine, some_of
     from onnxq.errors import DataError
-    from onnxq.ir import infer_types, load
-    from onnxq.progress import Work, following, working
-    from onnxq.report import SCHEMA, to_json
-    from onnxq.report.data_page import check_page_path, data_page
-    from onnxq.report.write import write_text
-    from onnxq.stages.files import open_data
 
     use_custom_ops(options.custom_ops)
-    if not options.data:
-        load(model)  # it may be the data that are given in its place
-        raise DataError("no data is given", "Add --data.")
+    with TerminalObserver() as observer:
+        from onnxq.ir import load
+        from onnxq.report.data_page import check_page_path, data_page
+        from onnxq.report.write import write_text
+
+        if not options.data:
+            load(model)  # it may be the data that are given in its place
+            raise DataError("no data is given", "Add --data.")
+        if html is not None:
+            check_page_path(html, force=force)
+        given, seen = _look(model, options, observer)
+        labels = given.label_names()  # which runs a function of the user, whose prints are no product
+    from onnxq.report import SCHEMA, to_json
+
     if html is not None:
-        check_page_path(html, force=force)
-    with TerminalObserver() as observer, following(observer):
+        write_text(html, data_page(model.name, given, seen))
+    if output_format is Format.JSON:
+        sys.stdout.write(to_json({"schema": SCHEMA, "model": str(model), **as_dict(given, seen, labels[0])}))
+        return
+    show(*tables(given, seen, labels))
+    warn(seen.warnings)
+
+
+def _look(model: Path, options: QuantizeOptions, observer: Progress) -> tuple[Samples, Examination]:
+    """Open the data of a model, and look at them."""
+    from onnxq.data.examine import examine, some_of
+    from onnxq.ir import infer_types, load
+    from onnxq.progress import Work, following, working
+    from onnxq.stages.files import open_data
+
+    with following(observer):
         observer.step("load")
         read = load(model)
         infer_types(read)
@@ -74,15 +93,7 @@ def data(
                 advance(done, total)
                 observer.progress(done, total)
 
-            seen = examine(read, given, progress=tell)
-        labels = given.label_names()  # which runs a function of the user, whose prints are no product
-    if html is not None:
-        write_text(html, data_page(model.name, given, seen))
-    if output_format is Format.JSON:
-        sys.stdout.write(to_json({"schema": SCHEMA, "model": str(model), **as_dict(given, seen, labels[0])}))
-        return
-    show(*tables(given, seen, labels))
-    warn(seen.warnings)
+            return given, examine(read, given, progress=tell)
 
 
 def as_dict(samples: Samples, seen: Examination, labels: Sequence[str]) -> dict[str, Any]:

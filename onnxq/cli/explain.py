@@ -38,16 +38,18 @@ def explain(
 
     With --stats, scales and zero points. Nothing is written.
     """
-    from onnxq.cli.details.explanation_tables import explanation_tables
     from onnxq.cli.terminal import TerminalObserver, show
-    from onnxq.explanation.explain import explain as explained
-    from onnxq.planning.recipe import choose_recipe
-    from onnxq.report import SCHEMA, to_json
 
     use_custom_ops(options.custom_ops)
-    recipe = choose_recipe(options.recipe, target=options.target)
     with TerminalObserver() as observer:
+        from onnxq.explanation.explain import explain as explained
+        from onnxq.planning.recipe import choose_recipe
+
+        recipe = choose_recipe(options.recipe, target=options.target)
         found = explained(model, node, recipe, **options.planning(), observer=observer)
+    from onnxq.cli.details.explanation_tables import explanation_tables
+    from onnxq.report import SCHEMA, to_json
+
     if output_format is Format.JSON:
         sys.stdout.write(to_json({"schema": SCHEMA, "model": str(model), "nodes": [one.as_dict() for one in found]}))
         return

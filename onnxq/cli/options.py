@@ -17,6 +17,7 @@ import typer
 
 from onnxq.cli.completion import metrics, recipes, targets
 from onnxq.errors import OutputError, RecipeError
+from onnxq.missing import is_missing, missing_data, missing_model
 from onnxq.pipeline.options import READING, QuantizeOptions, declarations, parse_bytes
 from onnxq.text import counted
 
@@ -184,6 +185,26 @@ ExecutorName = Annotated[
         show_default=False,
     ),
 ]
+
+
+def refuse_missing(arguments: Mapping[str, Any]) -> None:
+    """Refuse a model and data that are not there, before a command loads what would read them.
+
+    Args:
+        arguments: Of the command.
+
+    Raises:
+        ModelError: The model, or that of `--against`.
+        DataError: The first source of `--data` without a colon: others are functions and addresses.
+
+    """
+    named = [] if arguments.get("project") else arguments.get("models") or []  # a project may have yet to build one
+    for path in (arguments.get("model"), *named[:1], arguments.get("against")):
+        if path is not None and path.name != "-" and is_missing(path):
+            raise missing_model(path)
+    for source in arguments.get("data") or ():
+        if ":" not in source and source != "-" and is_missing(Path(source)):
+            raise missing_data(source)
 
 
 def use_runtime(libraries: Iterable[Path], most: int | None, memory: str | None) -> None:

@@ -6,7 +6,7 @@ Tests: `tests/cli/test_cli_looking.py`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -21,9 +21,6 @@ from onnxq.cli.options import (
 )
 from onnxq.pipeline.options import QuantizeOptions, declarations
 from onnxq.text import printable
-
-if TYPE_CHECKING:
-    from onnxq.planning.recipe import Recipe
 
 Sensitivity = Annotated[
     bool,
@@ -51,27 +48,29 @@ def plan(
 
     Whether data or statistics are given decides between static and dynamic. They are opened, but not read through.
     """
-    from onnxq.cli.tables import write_report
     from onnxq.cli.terminal import TerminalObserver, warn
-    from onnxq.pipeline.plan import plan as planned
-    from onnxq.planning.recipe import choose_recipe
 
     use_custom_ops(options.custom_ops)
-    recipe = choose_recipe(options.recipe, target=options.target)
     if why_not is not None:
         known = [declarations()[name] for name in PLANNING if name not in ("recipe", "target", "custom_ops")]
         given = [one.flag for one in known if getattr(options, one.name) != one.default]
         given += ["--sensitivity"] if sensitivity else []
-        _answer(model, why_not, recipe, given, output_format)
+        _answer(model, why_not, options, given, output_format)
         return
     with TerminalObserver() as observer:
+        from onnxq.pipeline.plan import plan as planned
+        from onnxq.planning.recipe import choose_recipe
+
+        recipe = choose_recipe(options.recipe, target=options.target)
         report = planned(model, recipe, **options.planning(), sensitivity=sensitivity, observer=observer)
+    from onnxq.cli.tables import write_report
+
     write_report(report, output_format, planned=True)
     warn(report.warnings)
 
 
 def _answer(
-    model: Path, asked: tuple[str, str], recipe: str | Recipe, left_out: list[str], output_format: Format
+    model: Path, asked: tuple[str, str], options: QuantizeOptions, left_out: list[str], output_format: Format
 ) -> None:
     """Print why a pass did not change a node."""
     import sys
@@ -82,11 +81,12 @@ def _answer(
     from onnxq.cli.terminal import show
     from onnxq.errors import RecipeError
     from onnxq.explanation.why_not import why_not
+    from onnxq.planning.recipe import choose_recipe
     from onnxq.report import SCHEMA, to_json
 
     if left_out:
         raise RecipeError(f"--why-not makes no plan, and {left_out[0]} is for one", f"Leave out {left_out[0]}.")
-    answer = why_not(model, *asked, recipe)
+    answer = why_not(model, *asked, choose_recipe(options.recipe, target=options.target))
     if output_format is Format.JSON:
         sys.stdout.write(to_json({"schema": SCHEMA, **asdict(answer)}))
         return

@@ -79,7 +79,7 @@ def words(progress: Progress) -> str:
     """Say what the step at work does, and how many of what it counts are done: `calibrating, 27 of 100 samples`."""
     sentence, unit = progress.words
     count = count_words(progress.done, progress.total, unit)
-    return ", ".join(part for part in (progress.label, sentence, count) if part)
+    return ", ".join(part for part in (progress.label, sentence, count) if part) or "starting"
 
 
 def count_words(done: int, total: int | None, unit: str) -> str:

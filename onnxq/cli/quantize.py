@@ -120,9 +120,10 @@ def _quantized(
 ) -> Report:
     """Quantize a model by the options of the command line alone."""
     from onnxq.cli.terminal import TerminalObserver
-    from onnxq.pipeline.quantize import quantize as quantize_model
 
     with TerminalObserver() as observer:
+        from onnxq.pipeline.quantize import quantize as quantize_model
+
         arguments = options.arguments(force=force)
         return quantize_model(model, output=output, dry_run=dry_run, detailed=detailed, observer=observer, **arguments)
 

@@ -157,13 +157,21 @@ class TerminalObserver(Progress):
     """
 
     def __init__(self, label: str = "") -> None:
+        self._opened: float | None = None
         super().__init__()
         self.label = label
         self._talk = redirect_stdout(sys.stderr)
         self._bar: Bar | None = None
         self._lines: list[str] = []  # about steps that are over, not written yet
 
+    def _begin(self) -> None:
+        """Begin to follow a run; the time in front of the first one, in which modules are imported, counts as well."""
+        super()._begin()
+        if self._opened is not None:
+            self._started, self._opened = self._opened, None
+
     def __enter__(self) -> TerminalObserver:
+        self._opened = self._clock()
         self._talk.__enter__()
         console = stderr()
         if voice() is not Voice.QUIET and console.is_terminal and not console.is_dumb_terminal:

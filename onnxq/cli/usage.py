@@ -74,6 +74,10 @@ CHOSEN = {
         ("--op-types", "--ops", "--op-types-to-quantize", "--operators"),
         "Write --only with types or names of nodes, as in --only Conv --only MatMul.",
     ),
+    **dict.fromkeys(
+        ("--input-shape", "--input-shapes", "--shape", "--shapes", "--dim", "--dims", "--overwrite-input-shape"),
+        "Shapes are the model's own, and sizes that it leaves open are those of the first sample.",
+    ),
     **dict.fromkeys(("--fp16", "--float16", "--half", "--bf16"), "onnxq writes 8 bits or fewer, and no float16."),
     **dict.fromkeys(("--seed", "--random-seed"), "Nothing is drawn by chance: the same input gives the same bytes."),
 }
@@ -83,6 +87,7 @@ BOUNDS = {"greater than or equal to": "at least", "less than or equal to": "at m
 DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2015\u2212"  # the plain one, and those that editors make of two
 ALIKE = 0.78
 MOST = 3
+MOST_PERCENT = 100
 MOST_NAMES = 4
 
 
@@ -281,12 +286,15 @@ def _plain_value(message: str, arguments: Sequence[str]) -> str:
         return f"{head}: '{value}' is {NUMBERS[kind[1]]}"
     bound = re.match(r"Input should be (greater than or equal to|less than or equal to) (\S+)", rest)
     if bound:
-        return f"{head}: it has to be {BOUNDS[bound[1]]} {bound[2]}"
+        return f"{head}: it has to be {BOUNDS[bound[1]]} {bound[2]}, not {value}"
     return message
 
 
 def _unit(message: str) -> str:
-    """Say how a number is written that has a unit; empty where a message is about anything else."""
+    """Say how a number is written that has a unit, or is given in percent; empty for any other message."""
+    share = re.search(r"'(--[\w-]+)': it has to be at most 1, not ([\d.]+)$", message)
+    if share is not None and 1 < float(share[2]) <= MOST_PERCENT:
+        return f"It is a share, not a percentage: {share[1]} {float(share[2]) / MOST_PERCENT:g}."
     found = re.search(r"'(--[\w-]+)'.*: '([-+]?[\d.]+)\s*(%|dB|db|ms|s)' is no", message)
     if found is None:
         return ""

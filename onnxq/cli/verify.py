@@ -125,11 +125,8 @@ def verify(
 
     Exit code 1 if a model fails or a threshold is missed.
     """
-    from onnxq.api.verify import verify as verified
-    from onnxq.cli.against import refuse_missed, write_comparison
     from onnxq.cli.project import verify_project
     from onnxq.cli.terminal import TerminalObserver, warn
-    from onnxq.report import SCHEMA, to_json
 
     use_custom_ops(options.custom_ops)
     if project or not models:
@@ -141,7 +138,12 @@ def verify(
     read = {"data": options.data, "reading": options.reading, "sample_limit": options.samples}
     asked: dict[str, Any] = {**limits, **read, "metric": options.metric, "layers": layers, "target": target}
     with TerminalObserver() as observer:
+        from onnxq.api.verify import verify as verified
+
         found = verified(model, against, observer=observer, **asked)
+    from onnxq.cli.against import refuse_missed, write_comparison
+    from onnxq.report import SCHEMA, to_json
+
     if output_format is Format.JSON:
         sys.stdout.write(to_json({"schema": SCHEMA, **found.as_dict()}))
     elif against is not None:

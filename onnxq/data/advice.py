@@ -14,7 +14,7 @@ from onnxq.data.text.roles import takes_text
 from onnxq.data.unread.formats import BY_SUFFIX, UnreadFormat, pictures_without_ending, unread_format
 from onnxq.data.validation import InputSpec
 from onnxq.errors import DataError
-from onnxq.text import counted, did_you_mean, join_words, shell_hint, shell_path
+from onnxq.text import counted, join_words, shell_path
 
 PICTURES = (*PICTURE_SUFFIXES, *OTHER_PICTURES)
 SOUNDS = (*SOUND_SUFFIXES, *OTHER_SOUNDS)
@@ -132,60 +132,6 @@ def refuse_values(sources: Iterable[object]) -> None:
                 f"data names files, and {named_type(source)} is given",
                 "Give arrays as samples={'INPUT': array}, a row for each sample.",
             )
-
-
-def missing_data(source: str) -> DataError:
-    """Make the error for data that are not there, with what was meant perhaps."""
-    path = Path(source)
-    if path.is_symlink():
-        return DataError(f"{source} is a link to {path.readlink()}, which does not exist", "Mend the link.")
-    near = did_you_mean(path.name, _beside(path), cutoff=0.75)
-    code = Path(source.rstrip(":") + ".py")
-    whole, _, name = source.rpartition(".")
-    parts = [part.strip() for part in source.split(",")]
-    if len(parts) > 1 and all(_exists(Path(part)) for part in parts):
-        hint = f"Repeat --data for every file: {' '.join(f'-d {shell_path(part)}' for part in parts)}."
-    elif any(sign in source for sign in "*?["):
-        return _pattern(path)
-    elif in_shell := shell_hint(source):
-        hint = in_shell
-    elif "\\" in source:  # it is a name here, and the folders of a path on Windows
-        hint = f"Write / between folders: {source.replace(chr(92), '/')}."
-    elif _exists(code):
-        hint = f"Write {code.stem}:FUNCTION for a function of {code}."
-    elif whole and name.isidentifier() and _exists(Path(f"{whole}.py")):
-        hint = f"Write {whole}:{name} for a function of {whole}.py."
-    else:
-        hint = near or "Give an .npz file, a folder, or package.module:function."
-    return DataError(f"{source} does not exist", hint)
-
-
-def _pattern(path: Path) -> DataError:
-    """Make the error for a pattern, which the shell replaces by files only where it stands by itself."""
-    try:
-        matches = len(list(path.parent.glob(path.name)))
-    except (OSError, ValueError):
-        matches = 0
-    if matches:
-        said = f"data are named without patterns, and {path} matches {counted(matches, 'file')}"
-        return DataError(said, f"Give the folder {path.parent}, or name each file.")
-    return DataError(f"no file matches {path}", "Give the folder that the files are in, or name each file.")
-
-
-def _exists(path: Path) -> bool:
-    """Whether something has this name, which may be longer than file systems allow."""
-    try:
-        return path.exists()
-    except OSError:
-        return False
-
-
-def _beside(path: Path) -> list[str]:
-    """List the names in the folder that a path is in."""
-    try:
-        return [found.name for found in path.parent.iterdir()]
-    except OSError:
-        return []
 
 
 def refuse_single_array(source: str, inputs: Sequence[InputSpec]) -> None:

@@ -29,7 +29,7 @@ import numpy as np
 
 from onnxq.data.reading import Preparation
 from onnxq.data.unread.formats import begins_like, is_array_file, remedy_for
-from onnxq.data.validation import InputSpec, check_names, check_shape, is_label, refuse_text, to_array
+from onnxq.data.validation import InputSpec, check_names, check_shape, is_label, refuse_no_numbers, to_array
 from onnxq.errors import DataError
 from onnxq.ir.storage.lfs import POINTER, pointer_error
 from onnxq.warning import WarningLine
@@ -147,7 +147,7 @@ def _arrange(
                 f"input '{spec.name}' in {label} is a pickled array of Python objects, which is not loaded",
                 "Save plain arrays: numpy.stack makes one of rows of one length; others go into separate files.",
             )
-        refuse_text(column.dtype, spec, label)
+        refuse_no_numbers(column.dtype, spec, label)
         cuts[spec.name] = make_cut(column.shape, spec, label)
     if whole or _is_one_sample(cuts, inputs):
         cuts = dict.fromkeys(cuts, SampleCut(1, step=0))

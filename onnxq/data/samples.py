@@ -18,7 +18,6 @@ import numpy as np
 
 from onnxq.data.advice import (
     SAMPLES,
-    missing_data,
     named_type,
     one_sample,
     refuse_file_of_code,
@@ -37,6 +36,7 @@ from onnxq.data.user_function import CALLABLE, import_named
 from onnxq.data.validation import InputSpec, Sample, UnknownName, conform, input_specs
 from onnxq.data.whole_files import whole_where_rows_fail
 from onnxq.errors import DataError
+from onnxq.missing import missing_data
 from onnxq.progress import mention
 from onnxq.text import as_list, counted
 from onnxq.warning import WarningLine

@@ -27,6 +27,7 @@ SPARSE = frozenset({"data", "format", "shape"})  # arrays of scipy.sparse.save_n
 SPARSE_HINT = "It holds a sparse matrix: save scipy.sparse.load_npz(file).toarray()."
 LABELS = re.compile(r"(y|labels?|targets?)([_-].*)?\.npy(, .*)?", re.IGNORECASE)  # files of labels, mostly
 NAMELESS = re.compile(r"arr_\d+")  # what NumPy calls an array that has no name
+MOST_FIELDS = 8  # that are named
 CONTAINERS = ("sequence_type", "optional_type", "map_type")
 WITHOUT_KERNELS = (onnx.TensorProto.BFLOAT16,)
 Sample = dict[str, np.ndarray]
@@ -34,7 +35,6 @@ TENSOR = "Give an array of NumPy; of a tensor of PyTorch, that is tensor.detach(
 # Arrays by a word in their names, for texts that nothing fills up and that have one part
 TOKEN_ARRAYS = {"mask": "numpy.ones_like({})", "token_type": "numpy.zeros_like({})", "segment": "numpy.zeros_like({})"}
 PLAIN_ARRAY = "Give a plain numeric array: rows of different lengths go into separate samples."
-FIELDS = "Save an array of numbers for each input: array['FIELD'] is one of its fields."
 
 
 @dataclass(frozen=True)
@@ -289,15 +289,13 @@ def _cast(array: np.ndarray, spec: InputSpec, where: str) -> np.ndarray:
         raise DataError(f"input '{spec.name}' in {where} is an array of Python objects", PLAIN_ARRAY)
     if want is None or array.dtype == want:
         return array
-    if array.dtype.names:
-        raise DataError(f"input '{spec.name}' in {where} has fields: {', '.join(array.dtype.names)}", FIELDS)
     have, kinds = array.dtype, (array.dtype.kind, want.kind)
     if kinds == ("U", "O"):
         return array.astype(object)
     if kinds == ("f", "f"):
         with np.errstate(over="ignore"):  # a value too large becomes infinity, which check_finite names
             return array.astype(want)
-    refuse_text(have, spec, where)
+    refuse_no_numbers(have, spec, where)
     if kinds[0] in "iub" and kinds[1] == "f" and np.can_cast(have, want, "safe"):
         return array.astype(want)
     if kinds[0] in "iub" and kinds[1] in "iub":
@@ -317,14 +315,21 @@ def _cast(array: np.ndarray, spec: InputSpec, where: str) -> np.ndarray:
     )
 
 
-def refuse_text(have: np.dtype[Any], spec: InputSpec, where: str) -> None:
-    """Refuse strings and dates for an input of numbers.
+def refuse_no_numbers(have: np.dtype[Any], spec: InputSpec, where: str) -> None:
+    """Refuse records, strings and dates for an input of numbers.
 
     Raises:
         DataError: As it says.
 
     """
     want = spec.numpy_dtype
+    if have.names is not None:
+        shown = ", ".join(have.names[:MOST_FIELDS]) + (", …" if len(have.names) > MOST_FIELDS else "")
+        alike = len({have[name] for name in have.names}) == 1  # columns of a table, mostly
+        hint = f"Save one of them as an array of its own: array[{spec.name if spec.name in have.names else 'FIELD'!r}]."
+        if alike and spec.name not in have.names:
+            hint = "Save the numbers alone: numpy.lib.recfunctions.structured_to_unstructured(array)."
+        raise DataError(f"input '{spec.name}' in {where} has fields: {shown}", hint)
     if want is not None and want.kind in "fiub" and have.kind in "USTM":
         raise DataError(
             f"input '{spec.name}' takes {want.name}, {where} gives {'dates' if have.kind == 'M' else 'strings'}",

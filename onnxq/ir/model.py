@@ -28,7 +28,7 @@ from onnxq.ir.proto_fields import MODEL_IR_VERSION as IR_VERSION
 from onnxq.ir.proto_fields import MODEL_METADATA as METADATA
 from onnxq.ir.proto_fields import MODEL_OPSET_IMPORT as OPSET_IMPORT
 from onnxq.ir.storage.external import hash_released
-from onnxq.ir.storage.formats import foreign_folder, missing_model, unreadable_model
+from onnxq.ir.storage.formats import foreign_folder, unreadable_model
 from onnxq.ir.storage.lfs import pointer_error
 from onnxq.ir.storage.residency import Residency, choose_residency
 from onnxq.ir.stored_tensor import StoredTensor
@@ -48,6 +48,7 @@ from onnxq.ir.wire import (
     signed,
     text,
 )
+from onnxq.missing import missing_model
 
 STRIP_ABOVE = 1024  # bytes above which `skeleton` leaves an initializer's elements out
 

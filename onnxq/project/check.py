@@ -20,8 +20,8 @@ from onnxq.ir import Model, Value, load
 from onnxq.ir.invariants import objection
 from onnxq.ir.model import STRIP_ABOVE
 from onnxq.ir.proto_fields import DATA_TYPE, DIMS, GRAPH_INITIALIZER, NAME
-from onnxq.ir.storage.formats import similar_model, submodule_hint
 from onnxq.ir.wire import Chunk, bytes_field, integer_field, join
+from onnxq.missing import similar_model, submodule_hint
 from onnxq.project.entry import Entry, Project, select
 from onnxq.project.provenance import (
     INPUTS,

@@ -18,6 +18,7 @@ from onnxq.data.reading import Reading
 from onnxq.data.remote import is_remote
 from onnxq.data.user_function import CALLABLE
 from onnxq.errors import ProjectError
+from onnxq.missing import missing_model
 from onnxq.pipeline.options import QuantizeOptions
 
 EXTERNAL_SUFFIXES = ("", ".data", ".onnx_data", ".bin", ".weight", ".weights", ".pb")  # what exporters write
@@ -188,10 +189,6 @@ def refuse_missing(project: Project | None, files: Iterable[Path]) -> None:
     """
     for file in files:
         if not file.exists() and not (project and project.touched(file)):
-            from onnxq.ir.storage.formats import (
-                missing_model,
-            )  # a hook that finds nothing to do is not to wait for onnx
-
             raise missing_model(file)
 
 

@@ -28,6 +28,7 @@ from onnxq.ir.storage.external import external_path, hash_released
 from onnxq.ir.storage.files import external_chunks
 from onnxq.ir.storage.lfs import POINTER, pointer_error
 from onnxq.ir.wire import Pending, fields
+from onnxq.missing import missing_data
 from onnxq.pipeline.options import QuantizeOptions, declarations
 from onnxq.planning.recipe import Recipe, choose_recipe
 from onnxq.project.entry import Entry
@@ -361,8 +362,6 @@ def _file_sha256(path: Path) -> str:
     except OSError as error:
         home = any(part.startswith("~") for part in path.parts)
         if isinstance(error, FileNotFoundError) and not home:
-            from onnxq.data.advice import missing_data  # it costs the import of NumPy
-
             raise missing_data(str(path)) from error
         hint = "Write a path without ~: only shells replace it." if home else "Check its path and permissions."
         raise DataError(f"{path} cannot be read ({error.strerror})", hint) from error

@@ -12,7 +12,7 @@ from onnxq.data.samples import Samples, input_specs, open_samples, wrap_samples
 from onnxq.errors import DataError, NothingToQuantize, OutputError
 from onnxq.ir import Model, check_output
 from onnxq.ir.storage.files import check_sources, data_path, refuse_source
-from onnxq.ir.storage.formats import BUILT
+from onnxq.missing import BUILT
 from onnxq.progress import mention
 
 MANY = 2000  # samples, from which on a user is told that fewer do: ranges need 32 to 200
@@ -62,7 +62,7 @@ def refuse_own_output(model: Model) -> None:
 
 def default_output(model: Path) -> Path:
     """The default path of the quantized model: `MODEL.int8.onnx` in the folder of the float one."""
-    return model.parent / (model.name.removesuffix(".onnx") + BUILT)
+    return model.parent / ((model.stem if model.suffix.lower() == ".onnx" else model.name) + BUILT)
 
 
 def check_result_path(

@@ -51,6 +51,24 @@ def test_help_imports_nothing_heavy_and_starts_quickly() -> None:
     pytest.fail(f"{', '.join(slow)} of processor time, {bare:.2f} s of them for Typer")
 
 
+MISTAKES = [
+    *(f"{function.__name__} --nonsense" for function in COMMANDS),
+    *(f"{name} gone.onnx" for name in ("quantize", "inspect", "verify", "plan", "data", "check")),
+    *(f"{name} there.onnx -d gone.npz" for name in ("quantize", "verify", "plan", "data")),
+    "verify there.onnx --against gone.onnx",
+]
+
+
+def test_a_wrong_option_or_path_is_told_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "there.onnx").touch()
+    code = COMMAND_LINES.replace("== 0", "== 2")
+    done = subprocess.run([sys.executable, "-c", code, *MISTAKES], cwd=tmp_path, capture_output=True, text=True)
+    rows = [line.split() for line in done.stderr.splitlines() if line[:1].isdigit()]
+    assert len(rows) == len(MISTAKES), done.stderr
+    for line, (_, *loaded) in zip(MISTAKES, rows, strict=True):
+        assert not HEAVY & set(loaded), line
+
+
 @pytest.mark.parametrize("arguments", HELPS, ids=" ".join)
 def test_help_says_what_a_command_does(cli, arguments: list[str]) -> None:
     result = cli(*arguments)

@@ -339,7 +339,7 @@ def test_external_data_that_is_missing(cli, folder: Path, command: str) -> None:
     if command != "plan":  # which reads no weights
         assert code == (1 if command == "verify" else 2)  # that of a check that says no
         assert "tensor 'w' needs the file " in err
-        assert "Put the external data file next to the model." in err
+        assert "Put the file there: exporters write it together with the model." in err
 
 
 def test_a_model_that_others_have_quantized_is_said_to_be_one(cli, folder: Path, quantized: Path) -> None:

@@ -45,6 +45,11 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "quantize m.onnx --weight_type QInt8": ("no such option: --weight_type", "Types are set in a recipe file."),
     "quantize m.onnx --calibrate-method minmax": ("no such option: --calibrate-method", "set in a recipe file."),
     "quantize m.onnx --op-types Conv": ("no such option: --op-types", "as in --only Conv --only MatMul."),
+    "quantize m.onnx --input-shape x:1,64": ("no such option: --input-shape", "are those of the first sample."),
+    "verify m.onnx --min-cosine 99": ("at most 1, not 99", "It is a share, not a percentage: --min-cosine 0.99."),
+    "verify m.onnx --min-cosine 300": ("at most 1, not 300", "See `onnxq verify --help`."),
+    "quantize loop.onnx": ("loop.onnx is a link that leads back to itself", "Mend the link."),
+    "quantize m.onnx -d loop.npz": ("loop.npz is a link that leads back to itself", "Mend the link."),
     "quantize m.onnx --debug": ("no such option: --debug", "Did you mean --verbose?"),
     "quantize --input m.onnx": ("no such option: --input", "without an option: `onnxq quantize m.onnx`."),
     "quantize --input_model=m.onnx": ("no such option: --input_model", "without an option: `onnxq quantize m.onnx`."),
@@ -82,7 +87,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "quantize m.onnx --int8": ("no such option: --int8", "Did you mean --recipe static-int8?"),
     "quantize m.onnx --dynamic": ("no such option: --dynamic", "Did you mean --recipe dynamic-int8?"),
     "quantize m.onnx -d d.npz --metric accuracy": ("'accuracy' is no metric", "Did you mean 'top1'?"),
-    "quantize m.onnx -d absent.npz --metric miou": ("'miou' is no metric", "Did you mean 'iou'?"),
+    "quantize m.onnx -d d.npz --metric miou": ("'miou' is no metric", "Did you mean 'iou'?"),
     "quantize m.onnx -d scan.dcm": ("scan.dcm is a DICOM picture", "pydicom.dcmread('scan.dcm').pixel_array"),
     "quantize m.onnx -d eeg.edf": ("eeg.edf is an EDF recording", "mne.io.read_raw('eeg.edf').get_data()"),
     "quantise m.onnx": ("no such command 'quantise'", "Did you mean 'quantize'?"),
@@ -171,9 +176,11 @@ MISTAKES: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize("typed_in", MISTAKES)
 def test_a_mistake_is_named_with_what_was_meant(cli, here: Path, typed_in: str) -> None:
     message, hint = MISTAKES[typed_in]
-    if "gone." in typed_in:
+    if "gone." in typed_in or "loop." in typed_in:
         Path("gone.onnx").symlink_to("nowhere.onnx")
         Path("gone.npz").symlink_to("nowhere.npz")
+        Path("loop.onnx").symlink_to("loop.onnx")
+        Path("loop.npz").symlink_to("loop.npz")
     if "my model" in typed_in:
         Path("m.onnx").rename("my model.onnx")
     if "-m.onnx" in typed_in:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from onnxq.cli import terminal
 from onnxq.cli.app import surroundings
-from onnxq.cli.progress_bar import Bar
+from onnxq.cli.progress_bar import Bar, words
 from onnxq.cli.terminal import TerminalObserver
 from onnxq.progress import Work, expect, following
 
@@ -73,6 +73,35 @@ def test_verbose_takes_another_package_of_onnxruntime(monkeypatch: pytest.Monkey
 
 def test_quiet_and_verbose_are_refused_together(here: Path, cli: Cli) -> None:
     assert "--quiet and --verbose are opposites" in cli("plan", "-q", "-v", "m.onnx").err
+
+
+@pytest.mark.parametrize("command", ["quantize -d d.npz --fast", "data -d d.npz", "plan", "verify", "explain"])
+def test_the_bar_is_there_before_anything_heavy_is_imported(here: Path, command: str) -> None:
+    name, *options = command.split()
+    arguments = [name, "m.onnx", *(["product"] if name == "explain" else []), *options]
+    code = (
+        "import sys; from onnxq.cli import progress_bar, terminal; terminal._is_terminal = lambda stream: True\n"
+        "class Bar(progress_bar.Bar):\n"
+        "    def start(self): print('numpy' in sys.modules, file=sys.stderr); super().start()\n"
+        "progress_bar.Bar = Bar; from onnxq.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=os.environ | {"TERM": "xterm"}
+    )
+    assert (done.returncode, done.stderr.splitlines()[0]) == (0, "False")
+
+
+def test_the_time_in_front_of_a_run_counts() -> None:
+    with TerminalObserver() as observer:
+        observer._opened = (observer._opened or 0.0) - 100
+        with following(observer):
+            assert observer.elapsed >= 100
+        with following(observer):
+            assert observer.elapsed < 100
+
+
+def test_the_bar_says_that_it_starts_before_there_is_a_step() -> None:
+    assert words(TerminalObserver()) == "starting"
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 160])

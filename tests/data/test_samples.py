@@ -585,7 +585,11 @@ def test_an_array_with_fields_is_named(tmp_path):
     inputs = [InputSpec("x", TensorProto.FLOAT, (None, 4))]
     with pytest.raises(DataError, match="has fields: low, high") as error:
         list(open_samples([str(tmp_path / "a.npz")], inputs))
-    assert "array['FIELD']" in error.value.hint
+    assert "structured_to_unstructured(array)" in error.value.hint
+    np.save(tmp_path / "b.npy", np.zeros(3, [("x", "f4", 4), ("y", "i8")]))
+    with pytest.raises(DataError, match="has fields: x, y") as error:
+        open_samples([str(tmp_path / "b.npy")], inputs)
+    assert "array['x']" in error.value.hint
 
 
 def test_parts_of_parts_keep_their_places():

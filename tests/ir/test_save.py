@@ -214,7 +214,18 @@ def test_external_data_under_a_similar_name_are_pointed_at(external, tmp_path):
     (external.parent / "weights.bin").rename(external.parent / "Weights.bin")
     with pytest.raises(ModelError, match=r"needs the file .*weights\.bin") as caught:
         save(load(external), tmp_path / "o.onnx")
-    assert caught.value.hint == "Put the external data file next to the model. Did you mean 'Weights.bin'?"
+    assert caught.value.hint == "If it is 'Weights.bin' there, give it the name back that the model knows it by."
+
+
+def test_external_data_that_lost_their_folder_are_found_next_to_the_model(external, tmp_path):
+    proto = onnx.load(external, load_external_data=False)
+    for entry in (entry for tensor in proto.graph.initializer for entry in tensor.external_data):
+        entry.value = entry.value.replace("weights.bin", "parts/weights.bin")
+    external.write_bytes(proto.SerializeToString())
+    with pytest.raises(ModelError, match=r"needs the file .*parts/weights\.bin") as caught:
+        save(load(external), tmp_path / "o.onnx")
+    moved = external.parent / "weights.bin"
+    assert caught.value.hint == f"Move {moved} into {external.parent / 'parts'}: the model looks for it there."
 
 
 def test_data_in_a_cache_of_links_are_to_be_copied(external, tmp_path):

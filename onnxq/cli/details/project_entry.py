@@ -63,10 +63,10 @@ class EntryChoice:
             OnnxqError: It could not be built, or misses a threshold; nothing was written.
 
         """
-        from onnxq.project.build import build_model
-
         force = force or self.is_own
         with TerminalObserver() as observer:
+            from onnxq.project.build import build_model
+
             built = build_model(self.entry, observer=observer, force=force, dry_run=dry_run, detailed=detailed)
         assert built.report is not None
         self._say(built)

@@ -5,6 +5,7 @@ Tests: `tests/data/test_unread_formats.py`.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 import re
@@ -19,6 +20,7 @@ from onnxq.data.validation import InputSpec
 from onnxq.text import counted, shell_path
 
 START = 512  # bytes of a file that are looked at
+MOST_OF_LETTER = 4  # bytes, of which the last ones may be cut off
 TAR_MARK = 257  # where a tar archive says that it is one
 DELIMITERS = ";\t,"  # the first that occurs: a comma may belong to numbers, and a semicolon does not
 ARRAY = ".to_numpy()"  # at the end of code that reads a table with pandas
@@ -134,11 +136,20 @@ def unread_format(path: Path, inputs: Sequence[InputSpec], *, text: bool) -> Unr
         return (
             UnreadFormat("a JSON file", hint=hint)
             if text
-            else UnreadFormat("a JSON file", "numpy.array(json.load(open({})))")
+            else UnreadFormat("a JSON file", f"numpy.array(json.load(open({{}})){_json_part(start, inputs)})")
         )
     if suffix == ".jsonl":
         return _lines_of_json(path, inputs)
     return _table(path, inputs, suffix) if suffix in (".csv", ".tsv") else None
+
+
+def _json_part(start: bytes, inputs: Sequence[InputSpec]) -> str:
+    """Return what picks the array of an input from a JSON object, by its first bytes; empty for a list."""
+    if start.lstrip(b"\xef\xbb\xbf \r\n\t")[:1] != b"{":
+        return ""
+    names = [name.decode("utf-8", "replace") for name in re.findall(rb'"([^"\\]+)"\s*:\s*\[', start)]
+    name = next((spec.name for spec in inputs if spec.name in names), names[0] if names else "NAME")
+    return f"[{name!r}]"
 
 
 def _for_text(found: UnreadFormat, path: Path) -> UnreadFormat:
@@ -242,8 +253,9 @@ def _raw_code(inputs: Sequence[InputSpec]) -> str:
 
 def _table(path: Path, inputs: Sequence[InputSpec], suffix: str) -> UnreadFormat:
     """Describe a table in text: of numbers, or of paths."""
+    encoding = _encoding(path)
     try:
-        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        with path.open(encoding=encoding or "utf-8", errors="replace", newline="") as file:
             lines = [line for line, _ in zip(file, range(2), strict=False)]
     except OSError:
         lines = []
@@ -258,7 +270,22 @@ def _table(path: Path, inputs: Sequence[InputSpec], suffix: str) -> UnreadFormat
     shape = inputs[0].shape if len(inputs) == 1 else None
     width = inputs[0].fixed(1) if shape is not None and len(shape) == 2 else None
     more = f", delimiter={delimiter!r}" + _loading(rows, width)
+    more += f", encoding={encoding!r}" if encoding else ""
     return UnreadFormat("a table in text", f"numpy.loadtxt({{}}, 'float32'{more})")
+
+
+def _encoding(path: Path) -> str:
+    """Name the encoding of a text file by its first bytes; empty where it is UTF-8."""
+    start = _start(path)
+    if start.startswith(codecs.BOM_UTF8):
+        return "utf-8-sig"
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    try:
+        start.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return "latin-1" if error.start < len(start) - MOST_OF_LETTER else ""
+    return ""
 
 
 def _loading(rows: Sequence[Sequence[str]], width: int | None) -> str:

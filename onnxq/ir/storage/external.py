@@ -5,6 +5,7 @@ Tests: `tests/ir/test_tensor.py`.
 
 from __future__ import annotations
 
+import difflib
 import mmap
 import os
 import stat
@@ -16,7 +17,7 @@ import numpy as np
 
 from onnxq.errors import ModelError
 from onnxq.ir.wire import Raw
-from onnxq.text import did_you_mean, shell_path
+from onnxq.text import shell_path
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -51,7 +52,7 @@ def external_path(folder: Path | None, location: str, tensor: str) -> Path:
     except OSError as error:
         raise ModelError(
             f"tensor '{tensor}' needs the file {path}, which cannot be read ({error.strerror})",
-            f"Put the external data file next to the model. {_renamed(path)}".rstrip(),
+            _misplaced(path, base) or "Put the file there: exporters write it together with the model.",
         ) from error
     if not stat.S_ISREG(status.st_mode):
         raise ModelError(f"tensor '{tensor}' needs {path}, which is no regular file", hint)
@@ -63,10 +64,14 @@ def external_path(folder: Path | None, location: str, tensor: str) -> Path:
     return path
 
 
-def _renamed(path: Path) -> str:
-    """Say which file next to a missing one may be it under another name; empty where none is similar."""
+def _misplaced(path: Path, folder: Path) -> str:
+    """Say where a missing file may be: in the model's folder, or under another name; empty where none is similar."""
+    if (folder / path.name).is_file():
+        return f"Move {folder / path.name} into {path.parent}: the model looks for it there."
     with suppress(OSError):
-        return did_you_mean(path.name, [other.name for other in path.parent.iterdir()], cutoff=0.75)
+        others = [other.name for other in path.parent.iterdir() if other.suffix != ".onnx"]
+        near = difflib.get_close_matches(path.name, others, n=1, cutoff=0.75)
+        return f"If it is '{near[0]}' there, give it the name back that the model knows it by." if near else ""
     return ""
 
 

@@ -16,10 +16,10 @@ from onnxq.ir.graph import Value
 from onnxq.ir.model import Model
 from onnxq.ir.proto_fields import GRAPH_INITIALIZER
 from onnxq.ir.storage.atomic_write import write_together
-from onnxq.ir.storage.formats import address
 from onnxq.ir.storage.temporary import temporary_path
 from onnxq.ir.stored_tensor import StoredTensor
 from onnxq.ir.wire import Chunk, Pending, length
+from onnxq.missing import address
 
 PROTOBUF_LIMIT = (1 << 31) - (1 << 20)  # protobuf parsers stop at 2 GiB; 1 MiB is left for what readers add
 LARGEST_GRAPH = 1 << 28  # bytes of a model whose weights are elsewhere, more than any graph takes

@@ -5,19 +5,14 @@ Sources of signatures: the specifications of the formats, and `file(1)`'s databa
 
 from __future__ import annotations
 
-import difflib
 import io
 import re
-import shlex
 import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
 from onnxq.errors import ModelError
 from onnxq.ir.wire import LENGTH_DELIMITED, VARINT, WireError, fields
-from onnxq.text import shell_hint
-
-ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)")  # pathlib makes one slash of two
 
 MOST_LOOKED_AT, FEWEST_ENDS = 1 << 20, 8  # bytes, and line feeds of a file that was converted as text
 
@@ -80,7 +75,6 @@ CORE_ML_TYPES = range(200, 4000)  # fields of Core ML's Model, one for each kind
 CAFFE_LAYER = 100
 TENSOR_DATA = {4, 5, 7, 9, 10, 11, 13}  # fields of TensorProto that hold numbers
 TENSOR = FileFormat("an ONNX tensor, not a model", "Give the model first, and the folder of the tensors with --data.")
-BUILT = ".int8.onnx"  # the end of what quantizing names by default
 TEXT = 4096  # bytes that tell a text
 
 
@@ -114,89 +108,6 @@ def foreign_folder(folder: Path) -> FileFormat | None:
     if package or folder.suffix in (".mlpackage", ".mlmodelc"):
         return CORE_ML
     return None
-
-
-def similar_model(path: Path) -> str:
-    """Ask whether a model in the same folder was meant."""
-    try:
-        names = sorted(found.name for found in path.parent.iterdir() if found.suffix == ".onnx")
-    except (OSError, ValueError):
-        return ""
-    made = f"{path.stem}{BUILT}"  # what quantizing gives, not what it takes
-    names = [name for name in names if name != made]
-    given = path.name.lower().strip()
-    same = [name for name in names if given in (name.lower(), name.lower().removesuffix(".onnx"))]
-    if same:
-        return f"Did you mean '{same[0]}'?"
-    stems = {name.removesuffix(".onnx"): name for name in names}  # the ending alone makes no names similar
-    near = difflib.get_close_matches(path.name.removesuffix(".onnx"), stems, n=1)
-    return f"Did you mean '{stems[near[0]]}'?" if near else ""
-
-
-def _pattern(path: Path) -> ModelError:
-    """Make the error for a pattern: a shell replaces it by files only where it stands without quotes."""
-    try:
-        found = sorted(path.parent.glob(path.name))
-    except (OSError, ValueError):
-        found = []
-    if not found:
-        return ModelError(f"no file matches {path}", "Check the folder and the pattern.")
-    return ModelError(f"{path} is a pattern, and one model is read at a time", f"Name each, such as {found[0]}.")
-
-
-def submodule_hint(path: Path) -> str:
-    """Say how to fetch a file of a submodule of git that was not cloned; empty where it is not in one."""
-    parents = path.absolute().parents
-    for folder in parents:
-        try:
-            listed = (folder / ".gitmodules").read_text("utf-8")
-        except (OSError, UnicodeDecodeError):
-            continue
-        places = [folder / place for place in re.findall(r"(?m)^\s*path\s*=\s*(.+?)\s*$", listed)]
-        if any(place in parents and not (place / ".git").exists() for place in places):
-            return "It is in a submodule of git: `git submodule update --init` fetches it."
-    return ""
-
-
-def _not_built(path: Path) -> str:
-    """Say how to make a quantized model whose float model is there."""
-    source = path.with_name(path.name.removesuffix(BUILT) + ".onnx")
-    is_there = path.name.endswith(BUILT) and source.is_file()
-    return f"Build it: `onnxq quantize {shlex.quote(str(source))}`." if is_there else ""
-
-
-def _of_hub(path: Path) -> str:
-    """Say how a model of the Hugging Face Hub becomes a file, for what looks like its name; empty otherwise."""
-    looks_so = len(path.parts) == 2 and not path.suffix and not path.parent.exists() and path.parts[0][0] not in "./~"
-    name = shlex.quote(path.as_posix())
-    return f"A model of a hub has to be a file first: `hf download {name} --local-dir {path.name}`." if looks_so else ""
-
-
-def missing_model(path: Path) -> ModelError:
-    """Make the error for a model that is not there, with what was meant perhaps."""
-    url = address(path)
-    if path.is_symlink():
-        return ModelError(f"{path} is a link to {path.readlink()}, which does not exist", "Mend the link.")
-    if url is None and any(sign in path.name for sign in "*?"):
-        return _pattern(path)
-    if url is None:
-        found = shell_hint(str(path)) or _not_built(path) or similar_model(path) or submodule_hint(path)
-        hint = found or _of_hub(path) or "Check the path of the model."
-        if "\\" in path.name:  # it is a name here, and the folders of a path on Windows
-            hint = f"Write / between folders: {path.as_posix().replace(chr(92), '/')}."
-        return ModelError(f"{path} does not exist", hint)
-    if url.startswith("file://"):
-        place = f"/{url.removeprefix('file://')}".replace("//", "/")
-        return ModelError(f"{place} is given as an address, and models are read from paths", f"Write {place}.")
-    name = shlex.quote(path.name)
-    how = f": curl -L -o {name} {shlex.quote(url)}" if url.startswith("http") else "."
-    return ModelError(f"{url} is an address, and models are read from files", f"Download it first{how}")
-
-
-def address(path: Path) -> str | None:
-    """Return the address that was given for a path, such as `https://…`; None where it is a path."""
-    found = ADDRESS.fullmatch(path.as_posix())
-    return None if found is None else f"{found[1]}://{found[2]}"
 
 
 def unreadable_model(data: bytes | memoryview, path: Path | None, label: str, reason: str) -> ModelError:
