@@ -111,7 +111,7 @@ def missing_data(source: str) -> DataError:
     code = Path(source.rstrip(":") + ".py")
     whole, _, name = source.rpartition(".")
     parts = [part.strip() for part in source.split(",")]
-    if len(parts) > 1 and not any(is_missing(Path(part)) for part in parts):
+    if len(parts) > 1 and all(_is_there(Path(part)) for part in parts):
         hint = f"Repeat --data for every file: {' '.join(f'-d {shell_path(part)}' for part in parts)}."
     elif any(sign in source for sign in "*?["):
         return _pattern_of_data(path)
@@ -119,9 +119,9 @@ def missing_data(source: str) -> DataError:
         hint = in_shell
     elif "\\" in source:  # it is a name here, and the folders of a path on Windows
         hint = f"Write / between folders: {source.replace(chr(92), '/')}."
-    elif not is_missing(code):
+    elif _is_there(code):
         hint = f"Write {code.stem}:FUNCTION for a function of {code}."
-    elif whole and name.isidentifier() and not is_missing(Path(f"{whole}.py")):
+    elif whole and name.isidentifier() and _is_there(Path(f"{whole}.py")):
         hint = f"Write {whole}:{name} for a function of {whole}.py."
     else:
         hint = near or "Give an .npz file, a folder, or package.module:function."
@@ -138,6 +138,13 @@ def _pattern_of_data(path: Path) -> DataError:
         said = f"data are named without patterns, and {path} matches {counted(matches, 'file')}"
         return DataError(said, f"Give the folder {path.parent}, or name each file.")
     return DataError(f"no file matches {path}", "Give the folder that the files are in, or name each file.")
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # its name may be longer than file systems allow
+        return False
 
 
 def is_missing(path: Path) -> bool:

@@ -198,8 +198,9 @@ def refuse_missing(arguments: Mapping[str, Any]) -> None:
         DataError: The first source of `--data` without a colon: others are functions and addresses.
 
     """
-    named = [] if arguments.get("project") else arguments.get("models") or []  # a project may have yet to build one
-    for path in (arguments.get("model"), *named[:1], arguments.get("against")):
+    named = arguments.get("models") or []
+    alone = named if len(named) == 1 and not arguments.get("project") else []  # a project may have yet to build it
+    for path in (arguments.get("model"), *alone, arguments.get("against")):
         if path is not None and path.name != "-" and is_missing(path):
             raise missing_model(path)
     for source in arguments.get("data") or ():
