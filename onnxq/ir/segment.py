@@ -199,7 +199,7 @@ def cut_changed(model: Model, before: Model, known: Collection[str], wanted: Col
         wanted: Names of values of the main graph.
 
     Returns:
-        Its inputs are graph inputs and known values, its outputs those wanted values that changed, of which there may
+        Its inputs are graph inputs without a default and known values, its outputs those wanted values that changed, of which there may
         be none; None where a node with bodies would be in it.
 
     """
@@ -211,7 +211,7 @@ def cut_changed(model: Model, before: Model, known: Collection[str], wanted: Col
     waiting = list(outputs)
     while waiting:
         value = waiting.pop()
-        if value.constant is not None:
+        if value.tensor is not None:  # a default of an input, too: samples do not replace it
             constants[value] = None
         elif value.is_input or (value in unchanged and value.name in known):
             inputs[value] = None

@@ -75,6 +75,17 @@ def test_nothing_is_left_of_an_equal_copy(tmp_path: Path) -> None:
     assert not part.outputs
 
 
+def test_a_default_of_an_input_is_a_constant_of_a_part(tmp_path: Path) -> None:
+    model = two_branches(tmp_path)
+    right = model.graph.values["right"]
+    right.is_input = True
+    model.graph.inputs.append(right)
+    part = cut_changed(changed(model, "a"), model, [], ["z"])
+    assert part is not None
+    assert {value.name for value in part.inputs} == {"x"}
+    assert "right" in {value.name for value in part.constants}
+
+
 def test_parts_are_as_far_from_float_as_whole_models(tmp_path: Path) -> None:
     model = two_branches(tmp_path)
     samples = wrap_samples([{"x": floats(2, 8, seed=20 + at)} for at in range(3)], input_specs(model))
