@@ -115,7 +115,7 @@ def _saved(
 ) -> Stats:
     if output is not None:
         progress.step("save")
-        save_stats(output, stats, fingerprint(opened.prepared.source, stats.names), force=force)
+        save_stats(output, stats, fingerprint(opened.prepared.identity, stats.names), force=force)
     return stats
 
 

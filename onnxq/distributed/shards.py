@@ -105,7 +105,7 @@ class OpenCalibration:
             "onnxq": __version__,
             "onnxruntime": ort.__version__,  # whose package may be onnxruntime-gpu
             "numpy": np.__version__,
-            "model": self.prepared.source,
+            "model": self.prepared.identity,
             "recipe": hashlib.sha256(recipe.encode()).hexdigest(),
             "nodes": [list(self.asked.exclude), list(self.asked.only)],
             "reading": json.loads(json.dumps(asdict(self.asked.reading), default=str)),

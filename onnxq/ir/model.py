@@ -137,6 +137,12 @@ class Model:
         """Whether some initializer has its elements in a file of their own."""
         return any(isinstance(v.tensor, StoredTensor) and v.tensor.is_external for v in self.initializers())
 
+    @property
+    def external_files(self) -> tuple[Path, ...]:
+        """The files that hold elements of initializers, each once, in the order of their names."""
+        stored = (value.tensor.file for value in self.initializers() if isinstance(value.tensor, StoredTensor))
+        return tuple(sorted({file for file in stored if file is not None}))
+
     def initializers(self) -> Iterator[Value]:
         """Visit the initializers of every scope."""
         for graph in self.graph.graphs():

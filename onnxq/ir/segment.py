@@ -199,8 +199,8 @@ def cut_changed(model: Model, before: Model, known: Collection[str], wanted: Col
         wanted: Names of values of the main graph.
 
     Returns:
-        Its inputs are graph inputs without a default and known values, its outputs those wanted values that changed, of which there may
-        be none; None where a node with bodies would be in it.
+        Its inputs are graph inputs without a default and known values, its outputs those wanted values that changed,
+        of which there may be none; None where a node with bodies would be in it.
 
     """
     unchanged, values = _unchanged(model, before), model.graph.values

@@ -97,7 +97,7 @@ def plan(
         chosen = choose_recipe(recipe, exclude=exclude, only=only)
         prepared, opened = prepare_with_data(source, chosen, given, stats, timing, observer)
         if stats is not None:
-            load_stats(stats, expected=prepared.source)
+            load_stats(stats, expected=prepared.identity)
         return measure_sensitivity(prepared, opened, stats, observer) if sensitivity else plan_report(prepared)
 
 

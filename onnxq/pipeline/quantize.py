@@ -301,7 +301,7 @@ def _check_data(prepared: Prepared, request: Request) -> None:
     if request.samples is not None:
         next(iter(request.samples))
     if isinstance(request.stats, str | Path):
-        load_stats(request.stats, expected=prepared.source)
+        load_stats(request.stats, expected=prepared.identity)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from onnxq.data.input_summary import InputSummary
 from onnxq.data.pictures.sheet import Thumbnail
 from onnxq.data.reading import Preparation
 from onnxq.errors import OutputError
-from onnxq.ir import Model, StoredTensor
+from onnxq.ir import Model
 from onnxq.planning.decision import FOR_LIMIT, FOR_SIZE
 from onnxq.planning.planner import Plan, node_key
 from onnxq.report.activations import Activation
@@ -223,7 +223,4 @@ def model_bytes(model: Model) -> int:
     """
     if model.path is None:
         return len(model.source)
-    tensors = (value.tensor for value in model.initializers())
-    locations = {t.external.get("location", "") for t in tensors if isinstance(t, StoredTensor) and t.is_external}
-    files = [model.path, *(model.path.parent / location for location in locations)]
-    return sum(file.stat().st_size for file in files if file.is_file())
+    return sum(file.stat().st_size for file in (model.path, *model.external_files) if file.is_file())

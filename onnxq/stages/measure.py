@@ -91,7 +91,7 @@ def measure(
     if isinstance(stats, Stats):
         return stats
     if stats is not None:
-        return load_stats(stats, expected=prepared.source)[0]
+        return load_stats(stats, expected=prepared.identity)[0]
     if not values or samples is None:
         return Stats()
     if settled:

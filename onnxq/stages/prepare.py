@@ -80,7 +80,7 @@ def prepare(
 
     """
     model = model if isinstance(model, Model) else read_model(model)
-    source, source_bytes = model.sha256, model_bytes(model)
+    source, source_bytes, external = model.sha256, model_bytes(model), model.external_files
     chosen = choose_recipe(
         recipe, target=target, reduce_range=reduce_range, kv_cache=kv_cache, exclude=exclude, only=only
     )
@@ -92,7 +92,9 @@ def prepare(
     notes += found.notes
     plan = Plan(chosen, {}, with_data)
     path = model.path or IN_MEMORY
-    planned = Prepared(path, source, source_bytes, found.model, plan, notes, fast, found.original, strategy=strategy)
+    planned = Prepared(
+        path, source, source_bytes, found.model, plan, notes, fast, found.original, strategy=strategy, external=external
+    )
     prepared = _portable(replan_with_costs(planned, max_size), max_size)
     idle = chosen.idle_globs(node_labels(prepared.model), before)
     warnings = [WarningLine("ignored-option", sentence, SEE_NAMES) for sentence in idle]

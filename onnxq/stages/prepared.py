@@ -5,6 +5,7 @@ Tests: `tests/search/test_mask_limit_trial.py`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ class Prepared:
 
     Attributes:
         path: The file it was read from; `onnxq.ir.IN_MEMORY` where there is none.
-        source: SHA-256 of the file it was read from, as hexadecimal digits.
+        source: SHA-256 of the file it was read from, external data not included, as hexadecimal digits.
         source_bytes: Size of what it was read from, external data included.
         model: The normalised float model, simplified where the recipe allows it, types inferred.
         plan: A decision for every node.
@@ -40,6 +41,7 @@ class Prepared:
         here: Whether the target is `native`, so that latency measured on this computer decides.
         warnings: Doubts about the options.
         caches: Scales of caches that hold codes, by the output of the model.
+        external: The files of external data that it was read with.
 
     """
 
@@ -57,6 +59,18 @@ class Prepared:
     here: bool = False
     warnings: tuple[WarningLine, ...] = ()
     caches: Mapping[str, np.ndarray] = field(default_factory=dict)
+    external: tuple[Path, ...] = ()
+
+    @property
+    def identity(self) -> str:
+        """SHA-256 of all that it was read from: statistics of the same graph with other weights are not its own."""
+        if not self.external:
+            return self.source
+        digest = hashlib.sha256(self.source.encode())
+        for path in self.external:
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()
 
     def open_checkpoint(self, samples: Iterable[Mapping[str, Any]]) -> Checkpoint | None:
         """Return what an earlier run has chosen on these samples; None where nothing is to be kept."""

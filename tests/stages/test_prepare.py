@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from helpers import build, floats, node
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxq import prepare, quantize
-from onnxq.errors import ModelError, NothingToQuantize
+from onnxq import calibrate, prepare, quantize
+from onnxq.errors import DataError, ModelError, NothingToQuantize
 from onnxq.runtime.session import open_session, run_session
 
 RNG = np.random.default_rng
@@ -96,3 +97,24 @@ def test_a_layout_of_one_processor_is_warned_of() -> None:
     with pytest.raises(NothingToQuantize) as caught:
         quantize(_blocked())
     assert warning.message in caught.value.hint
+
+
+def test_statistics_of_the_same_graph_with_other_weights_are_refused(tmp_path):
+    def write(seed: int) -> str:
+        weights = {"w": floats(32, 32, seed=seed)}
+        proto = build([node("MatMul", "x w", "y")], {"x": [4, 32]}, ["y"], weights)
+        path = tmp_path / "m.onnx"
+        onnx.save(proto, path, save_as_external_data=True, location="m.data", size_threshold=1024)
+        return str(path)
+
+    samples = [{"x": floats(4, 32, seed=seed)} for seed in range(4)]
+    source = write(1)
+    calibrate(source, tmp_path / "stats.npz", samples=samples, recipe="static-int8")
+    settings = {"samples": samples, "stats": tmp_path / "stats.npz", "fast": True}
+    assert quantize(source, "static-int8", output=tmp_path / "one.onnx", **settings).counts() == {"static-int8": 1}
+    before = (tmp_path / "m.onnx").read_bytes()
+    (tmp_path / "m.data").unlink()
+    source = write(2)
+    assert (tmp_path / "m.onnx").read_bytes() == before
+    with pytest.raises(DataError, match="belong to another model"):
+        quantize(source, "static-int8", output=tmp_path / "two.onnx", **settings)

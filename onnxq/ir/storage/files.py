@@ -17,7 +17,6 @@ from onnxq.ir.model import Model
 from onnxq.ir.proto_fields import GRAPH_INITIALIZER
 from onnxq.ir.storage.atomic_write import write_together
 from onnxq.ir.storage.temporary import temporary_path
-from onnxq.ir.stored_tensor import StoredTensor
 from onnxq.ir.wire import Chunk, Pending, length
 from onnxq.missing import address
 
@@ -223,9 +222,8 @@ def check_sources(model: Model, path: Path) -> None:
     """
     if model.path is not None and _same_file(path, model.path):
         return
-    sources = {v.tensor.file for v in model.initializers() if isinstance(v.tensor, StoredTensor)}
     for target in (path, data_path(path)):
-        if any(source is not None and _same_file(source, target) for source in sources):
+        if any(_same_file(source, target) for source in model.external_files):
             raise OutputError(f"{target} holds the weights of {model.name}", "Choose another place with --output.")
 
 
