@@ -21,10 +21,12 @@ from onnxq.runtime.ownership import is_own_process
 LARGEST_KEPT = (32 << 20) - (16 << 10)  # bytes of the largest block that glibc can keep
 ARENA_MAX = -8  # of mallopt: how many heaps there may be
 HEAVY = 8 << 20  # bytes from which on copies of weights, and other memory, are not left lying about
+FOR_VARIANTS = 32 << 20  # bytes of graphs and small constants of variants that wait to be collected
 STATM = Path("/proc/self/statm")  # where Linux says how many pages a process has in memory
 MOST_RUNS = 128  # whose models, and the files that these are mapped from, may wait to be collected
 _limit: int | None = None
 _runs = 0
+_collected = 0  # bytes in memory after the last collection; 0 before it
 
 
 def limit_memory(size: int | None) -> None:
@@ -51,14 +53,22 @@ def room_left() -> int | None:
     return None if _limit is None else max(_limit - resident_bytes(), 0)
 
 
-def collect_garbage(model: Model) -> None:
+def collect_garbage(model: Model, *, room: int = 0) -> None:
     """Free the variants of a model that were tried: their nodes and values form cycles, which also hold new weights.
 
     While the collector is off, this has to be called. For a small model they are not worth the time.
+
+    Args:
+        model: The model.
+        room: How many bytes this process may have taken since the last time before it is worth the time again.
+
     """
-    if model.weight_bytes >= HEAVY:
-        gc.collect()
-        trim_heap(model.weight_bytes)
+    global _collected  # a fact about the process
+    if model.weight_bytes < HEAVY or (_collected and 0 <= resident_bytes() - _collected < room):
+        return
+    gc.collect()
+    trim_heap(model.weight_bytes)
+    _collected = resident_bytes()
 
 
 def trim_heap(freed: int) -> None:

@@ -16,7 +16,7 @@ from onnxq.planning.copy_plan import can_copy_plans, copy_plan, plan_of_copy
 from onnxq.planning.decision import Plan
 from onnxq.planning.planner import Choices, plan_again
 from onnxq.rounding.weights import Weights
-from onnxq.runtime.memory import collect_garbage
+from onnxq.runtime.memory import FOR_VARIANTS, collect_garbage
 from onnxq.stages.measure import choose_qparams
 from onnxq.stages.prepared import Prepared
 
@@ -41,7 +41,7 @@ def copy_planned(prepared: Prepared, plan: Plan) -> Prepared:
 
 
 def _copied(prepared: Prepared) -> Model:
-    collect_garbage(prepared.model)  # what was tried before
+    collect_garbage(prepared.model, room=FOR_VARIANTS)  # what was tried before
     model = prepared.model.copy()
     infer_types(model)
     return model

@@ -12,6 +12,8 @@ import time
 import warnings
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import onnx
@@ -19,6 +21,7 @@ import pytest
 from helpers import build, floats, node
 
 import onnxq
+from onnxq.ir import Model
 from onnxq.progress import Progress, following, working
 from onnxq.runtime import memory, workers
 from onnxq.runtime.workers import run_in_order, worker_count
@@ -112,6 +115,20 @@ def test_room_is_what_the_process_has_not_taken(monkeypatch: pytest.MonkeyPatch)
     assert memory.room_left() == 400
     monkeypatch.setattr(memory, "_limit", 500)
     assert memory.room_left() == 0
+
+
+def test_variants_are_collected_once_they_have_taken_some_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    heavy = SimpleNamespace(weight_bytes=memory.HEAVY)
+    sizes, collected = iter([100, 110, 120, 131, 105, 110, 90, 95]), []
+    monkeypatch.setattr(memory, "resident_bytes", lambda: next(sizes))
+    monkeypatch.setattr(memory, "_collected", 0)
+    monkeypatch.setattr(memory.gc, "collect", lambda: collected.append(None))
+    counts = []
+    for room in (30, 30, 30, 30, 30, 0):
+        memory.collect_garbage(cast(Model, heavy), room=room)
+        counts.append(len(collected))
+    assert counts == [1, 1, 1, 2, 2, 3]
+    assert memory._collected == 95
 
 
 def test_tasks_leave_progress_to_the_thread_that_waits(processors: int) -> None:
