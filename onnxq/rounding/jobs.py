@@ -38,7 +38,7 @@ IN_WORK = 1 << 30  # bytes that searches take at the same time, however many pro
 # Elements of a weight from which on it has a thread. Steps of smaller ones are so short that threads wait for the
 # interpreter. Two took 1.4 s for 54 weights of 96 x 96 at most, one took 0.9. Intel Sapphire Rapids
 WORTH = 1 << 16
-WORTH_FORK = 1 << 27  # work from which on copies of this process share it: about 0.2 s
+WORTH_FORK = 1 << 25  # work from which on copies of this process share it: about 0.1 s
 STEP = 1 << 16  # multiplications that take as long as a step to the next column
 TOGETHER, SEARCHED = 2 << 20, 20  # bytes of a large weight whose codes are chosen at a time; times as many are taken
 FEWEST = 64  # channels of it at least: each step to the next column takes a while
