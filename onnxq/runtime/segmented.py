@@ -4,7 +4,7 @@ onnxruntime can read a weight in the caller's memory. The caller gives it as an 
 data, and weights are not packed in advance. A session over 436 MB of weights then takes 9 MB and opens in 10 ms
 (1.31.1). Only optimisations that look at the elements themselves fail then. Without the folding of constants, most such
 segments still open: a weight that is cast or turned is so in each run. A segment that has int8 weights made uint8 ones,
-for exact products with AVX2, gets copies and is opened for each run.
+for exact products with AVX2, gets copies and is opened for each run. None is made where products are exact anyway.
 
 MatMulNBits computes in integers on packed weights alone, as it does for users. So a segment with it is packed, unless
 scales come from another one: then packed weights give wrong numbers. Sessions of packed segments stay open as long as
@@ -23,12 +23,15 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import onnx
 import onnxruntime as ort
+from onnx import TensorProto
 
-from onnxq.ir import DeferredTensor, Model, Node, Value, infer_types
+from onnxq.ir import DeferredTensor, Model, Node, Use, Value, infer_types
 from onnxq.ir.segment import Segment, cut_segments, encode_segment
+from onnxq.ops.forms.saturating_pairs import has_saturating_pair, inner_rows
 from onnxq.runtime.memory import trim_heap
 from onnxq.runtime.ort_session import SessionError, Settings, load_native
 from onnxq.runtime.workers import run_in_order
+from onnxq.targets.host import host_saturates
 
 SEGMENT = 128 << 20  # bytes of weights that are in memory at a time
 BESIDE = 1 << 18  # bytes from which on a weight stays in its file, and is not copied twice when a segment is opened
@@ -36,6 +39,8 @@ PACKING = "MatMulNBits"  # the operator that computes otherwise without packed w
 PARAMETERS = slice(2, 4)  # of its inputs: scales and zero points
 PACKED = 64 << 20  # bytes of weights of a segment with those, which are in memory twice while it is opened
 MOST_PACKED = 64 << 20  # bytes of packed weights that stay in memory; with twice as many, a run takes 6 % less time
+PRODUCTS = ("DynamicQuantizeMatMul", "Gemm", "MatMul", "MatMulInteger")  # whose second input is the weight
+NO_PRODUCTS = (("DequantizeLinear", 2), ("QuantizeLinear", 2), ("MatMulInteger", 3), ("Gather", 0))  # readers of codes
 # To open a session: whether over copies of the weights, and without which optimisations
 WAYS: tuple[tuple[bool, tuple[str, ...]], ...] = ((False, ()), (False, ("ConstantFolding",)), (True, ()))
 
@@ -275,11 +280,14 @@ class StreamedSession:
         encoded, beside = encode_segment(self._model, part.segment, BESIDE)
         weights = {name: ort.OrtValue.ortvalue_from_numpy(tensor.numpy()) for name, tensor in beside.items()}
         mapped = not any(isinstance(tensor, DeferredTensor) for tensor in beside.values())
+        own = self._settings
+        if own.exact and host_saturates() and not any(map(_could_saturate, part.segment.constants)):
+            own = replace(own, exact=False)  # which would make uint8 copies of the weights: a third of a trial's time
         for way in range(part.way, len(WAYS)):
             copy, without = WAYS[way]
             if without and part.packs:  # scales have to be known
                 continue
-            settings = replace(self._settings, without=(*self._settings.without, *without))
+            settings = replace(own, without=(*own.without, *without))
             try:
                 opened = load_native(encoded, settings, weights=weights, copy=copy, pack=part.packs)
             except SessionError:
@@ -308,6 +316,23 @@ def _advance(
     for name in ended:
         values.pop(name, None)
     return inputs | made
+
+
+def _could_saturate(value: Value) -> bool:
+    """Whether some product of int8 codes might leave 16 bits; of a known few ways to read them, it is looked up."""
+    if value.dtype != TensorProto.INT8 or value.tensor is None:
+        return False
+    products: list[Use] = []
+    for use in value.uses:
+        if use.node.op_type == "DequantizeLinear" and use.slot == 0:
+            products += use.node.outputs[0].uses if use.node.outputs[0] is not None else []
+        elif (use.node.op_type, use.slot) not in NO_PRODUCTS:
+            products.append(use)
+    if any(use.node.op_type not in PRODUCTS or use.slot != 1 for use in products):
+        return True
+    turned = {bool(use.node.attribute("transB", 0)) for use in products}
+    found = (inner_rows("MatMul", value.tensor.numpy(), transposed=way) for way in turned)
+    return any(rows is None or has_saturating_pair(rows) for rows in found)
 
 
 def _can_pack(segment: Segment, *, folds: bool) -> bool:

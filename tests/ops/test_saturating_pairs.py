@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxq.ops.forms.saturating_pairs import MOST, SAFE_BITS, inner_rows, saturating_pairs
+from onnxq.ops.forms.saturating_pairs import MOST, SAFE_BITS, has_saturating_pair, inner_rows, saturating_pairs
 
 CODES = st.integers(-128, 127)
 
@@ -67,3 +67,13 @@ def test_a_depthwise_kernel_adds_in_32_bits() -> None:
     assert inner_rows("QLinearConv", codes, group=8) is None
     assert inner_rows("QLinearConv", codes, group=4).shape == (1, 9, 8)  # two output channels to a group
     assert inner_rows("QLinearConv", codes).shape == (1, 9, 8)  # a grey picture
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 1), (2, 7, 5), (1, 300, 700), (3, 1, 4), (1, 0, 4), (1, 4, 0)])
+@pytest.mark.parametrize("most", [64, 127])
+def test_whether_there_is_a_pair_is_told_as_by_counting(shape, most) -> None:
+    rng = np.random.default_rng(0)
+    for place in range(shape[1]):
+        rows = rng.integers(-64, 65, shape).astype(np.int8)
+        rows[-1, place, -1:] = most
+        assert has_saturating_pair(rows) == (saturating_pairs(rows) > 0)

@@ -313,6 +313,35 @@ def test_packed_segments_compute_in_integers_as_the_whole_does(kept, tmp_path, t
     assert np.abs(found - exact).max() < rounded / 100
 
 
+def coded(kind, most):
+    """A product of uint8 activations and of int8 codes, two neighbours of which are the largest."""
+    codes = np.random.default_rng(0).integers(-64, 65, (16, 32)).astype(np.int8)
+    codes[4:6, 3] = most
+    constants = {"a": np.float32(0.1), "b": np.float32(0.02), "z": np.uint8(9), "w": codes}
+    nodes = [node("QuantizeLinear", "x a z", "q"), node("DequantizeLinear", "w b", "d")]
+    nodes += [node("DequantizeLinear", "q a z", "v"), node(kind, "v d", "y")]
+    return build(nodes, {"x": ["N", 16]}, weights=constants)
+
+
+@pytest.mark.parametrize("kind", ["MatMul", "Gemm"])
+@pytest.mark.parametrize("most", [64, 127])
+def test_weights_that_cannot_saturate_stay_where_they_are_on_processors_that_saturate(kind, most, tiny, monkeypatch):
+    proto, opened = coded(kind, most), []
+    x = {"x": np.full((3, 16), 50, np.float32)}
+    expected = open_session(proto.SerializeToString(), exact=True).run(None, x)[0]
+    load_native = segmented.load_native
+    monkeypatch.setattr(segmented, "host_saturates", lambda: True)
+
+    def load(model, settings, **how):
+        opened.append(settings)
+        return load_native(model, settings, **how)
+
+    monkeypatch.setattr(segmented, "load_native", load)
+    found = open_session(session.InSegments(loaded(proto)), exact=True).run(None, x)[0]
+    assert {one.exact for one in opened} == {most == 127}
+    assert np.array_equal(found, expected)
+
+
 @pytest.mark.parametrize("optimize", ["none", "all"])
 def test_segments_are_packed_where_scales_are_known_then(optimize, tmp_path, tiny):
     path, out = tmp_path / "m.onnx", tmp_path / "q.onnx"

@@ -17,6 +17,7 @@ from onnxq.ops.forms.scheme import Scheme
 MOST = 128
 SAFE_BITS = 7  # codes to ±63: no two of them exceed 126
 SLAB = 1 << 22  # pairs at a time
+IN_CACHE = 1 << 16  # elements of them that stay in the cache
 
 
 def inner_rows(op_type: str, codes: np.ndarray, *, transposed: bool = False, group: int = 1) -> np.ndarray | None:
@@ -61,6 +62,24 @@ def saturating_pairs(rows: np.ndarray) -> int:
             # of two weights of different sign, only one counts at a time, and 255 · 128 fits
             count += int((np.abs(block[0::2] + block[1::2]) > MOST).sum())
     return count
+
+
+def has_saturating_pair(rows: np.ndarray) -> bool:
+    """Tell whether there are any such neighbours, in a fifth of the time of counting them.
+
+    Args:
+        rows: int8 `[matrices, K, N]`.
+
+    """
+    step = 2 * max(IN_CACHE // max(rows.shape[2], 1), 1)
+    whole = rows.shape[1] // 2 * 2
+    for matrix in rows:
+        for start in range(0, whole if rows.shape[2] else 0, step):
+            block = matrix[start : min(start + step, whole)]
+            sums = np.add(block[0::2], block[1::2], dtype=np.int16)
+            if sums.max() > MOST or sums.min() < -MOST:
+                return True
+    return False
 
 
 def could_saturate(node: Node, codes: np.ndarray, scheme: Scheme) -> bool:
