@@ -167,6 +167,8 @@ def _plan_hint(prepared: Prepared) -> str:
     model, plan = prepared.model, prepared.plan
     if not model.graph.outputs:
         return "Export it again with its outputs."
+    if _classical(prepared):
+        return "Nothing is to be done: onnxruntime has no 8-bit kernels for trees and linear models of ai.onnx.ml."
     types = {value.dtype for node in model.graph.nodes for value in node.reads}
     if TensorProto.DOUBLE in types and TensorProto.FLOAT not in types:
         return "Export it in float32: no float64 is quantized."
@@ -178,6 +180,14 @@ def _plan_hint(prepared: Prepared) -> str:
     return PLAN_HINT
 
 
+def _classical(prepared: Prepared) -> list[str]:
+    """List operators of trees, linear models and support vectors in a model without weights of its own."""
+    if prepared.model.weight_bytes:
+        return []
+    nodes = (node for node in prepared.model.graph.nodes if node.domain == "ai.onnx.ml")
+    return sorted({node.op_type for node in nodes if node.op_type.endswith(("Classifier", "Ensemble", "Regressor"))})
+
+
 def _reasons(prepared: Prepared) -> str:
     model, plan = prepared.model, prepared.plan
     if not model.graph.outputs:
@@ -185,6 +195,8 @@ def _reasons(prepared: Prepared) -> str:
     if not model.weight_bytes:
         made = (value.producer or value.tensor or value.is_input for value in model.graph.values.values())
         sparse = not all(made)
+        if classical := _classical(prepared):
+            return f"its weights are attributes of {', '.join(classical)}"
         return "its weights are sparse initializers" if sparse else "it has no weights"
     reasons = [f"{reason} ({count})" for reason, count in list(plan.reasons().items())[:3]]
     return "; ".join(reasons) or "it has none"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.calibration.calibrate import calibrate
 from onnxq.errors import DataError, ModelError, OutputError
@@ -229,6 +229,19 @@ def test_nothing_to_quantize_has_its_remedy(
     result = cli("quantize", "odd.onnx", "-d", "odd.npz")
     assert result.code == 1
     assert said in result.err
+
+
+def test_a_linear_model_of_scikit_learn_is_told_where_its_weights_are(cli, here: Path) -> None:
+    attributes = {"coefficients": [1.0, 2.0], "intercepts": [0.5]}
+    linear = helper.make_node("LinearRegressor", ["x"], ["y"], domain="ai.onnx.ml", **attributes)
+    value = helper.make_tensor_value_info
+    inputs, outputs = [value("x", TensorProto.DOUBLE, ["n", 2])], [value("y", TensorProto.FLOAT, ["n", 1])]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 1)]
+    model = helper.make_model(helper.make_graph([linear], "g", inputs, outputs), opset_imports=opsets, ir_version=8)
+    onnx.save(model, "linear.onnx")
+    result = cli("quantize", "linear.onnx")
+    assert result.code == 1
+    assert "its weights are attributes of LinearRegressor\nhint: Nothing is to be done" in result.err
 
 
 @pytest.mark.parametrize("arguments", [("quantize", ""), ("quantize", "m.onnx", "-d", ""), ("inspect", "")])
