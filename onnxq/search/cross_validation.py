@@ -36,6 +36,8 @@ from onnxq.ir import Model
 from onnxq.lowering.rewrite import rewrite
 from onnxq.planning.decision import Choices
 from onnxq.rounding.layer_by_layer import block_jobs
+from onnxq.runtime.fork import in_copy
+from onnxq.search.logits import ScoreError
 from onnxq.search.sqnr_evaluator import MOST, SqnrEvaluator
 from onnxq.search.variants import Variants
 from onnxq.stages.measure import choose_qparams, complete, settled_kinds
@@ -170,25 +172,44 @@ def cross_validate(variants: Variants, choices: Choices) -> CrossValidated | Non
     halves = variants.split.fitting_halves
     if halves is None or block_jobs(variants.prepared.plan):
         return None
+    if not variants.planned(choices).calibrated() and not variants.weights.fitted:
+        return None
     fitting, judging = halves
+
+    def fitted() -> _JudgedModel:
+        return _judged(judge, fitted_on_half(variants, choices, fitting))
+
     try:
-        whole, model = variants.model(choices), fitted_on_half(variants, choices, fitting)
-        if model is None:
-            return None
         judge = variants.split.evaluator(judging)
-        seen, unseen = judge.differences(whole), judge.differences(model)
+        copies = variants.split.shareable and variants.half is not None  # else codes of the whole are those of the half
+        with in_copy(fitted, copies=copies) as found:
+            whole, half = _judged(judge, variants.model(choices)), found()
     except OnnxqError:  # the comparison says what is wrong
         return None
-    if seen is None or unseen is None:
+    if whole.differences is None or half.differences is None:
         return None
-    samples = len(seen) + (fitting.count or len(seen))
-    found = tuple(overfitting(judge.counted, seen, unseen, samples))
-    return CrossValidated(found, samples, _logits(judge, whole, model, seen))
+    samples = len(whole.differences) + (fitting.count or len(whole.differences))
+    outputs = tuple(overfitting(judge.counted, whole.differences, half.differences, samples))
+    return CrossValidated(outputs, samples, _logits(judge, whole, half, whole.differences))
 
 
-def _logits(judge: SqnrEvaluator, whole: Model, half: Model, seen: SampleDifferences) -> dict[str, Logits]:
-    """Measure what gives outputs that are probabilities, for models fitted on all samples and on a half."""
-    before, after = judge.score_errors(whole), judge.score_errors(half)
+class _JudgedModel(NamedTuple):
+    """How far a model is from the float model: by sample and output, and the scores in front of probabilities."""
+
+    differences: SampleDifferences | None
+    scores: Mapping[str, ScoreError]
+
+
+def _judged(judge: SqnrEvaluator, model: Model) -> _JudgedModel:
+    differences = judge.differences(model)
+    return _JudgedModel(differences, {} if differences is None else judge.score_errors(model))
+
+
+def _logits(
+    judge: SqnrEvaluator, whole: _JudgedModel, half: _JudgedModel, seen: SampleDifferences
+) -> dict[str, Logits]:
+    """Compare the scores that give outputs which are probabilities, for models fitted on all samples and on a half."""
+    before, after = whole.scores, half.scores
     sizes = {name: sum(row[place].signal for row in seen) / len(seen) for place, name in enumerate(judge.counted)}
     return {
         name: Logits(
@@ -202,11 +223,9 @@ def _logits(judge: SqnrEvaluator, whole: Model, half: Model, seen: SampleDiffere
     }
 
 
-def fitted_on_half(variants: Variants, choices: Choices, fitting: Samples) -> Model | None:
-    """Quantize with ranges and codes from the first half; None where nothing is taken from samples."""
+def fitted_on_half(variants: Variants, choices: Choices, fitting: Samples) -> Model:
+    """Quantize with ranges and codes from the first half."""
     spare, half = copy_prepared(variants.prepared, choices), variants.half
-    if not spare.plan.calibrated() and not variants.weights.fitted:
-        return None
     measured = Stats() if half is None else half.stats
     measured = complete(measured, spare, fitting, settled_kinds(spare.plan, None, fitting))
     spare = exclude_unreached_bodies(spare, measured)

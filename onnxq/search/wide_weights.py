@@ -140,12 +140,10 @@ def _lost_on_others(variants: Variants, choices: Choices, fitted: Model) -> floa
     A model that is fitted on n samples loses two thirds of what one fitted on half as many does; see `CrossValidated`.
     """
     halves = variants.split.fitting_halves
-    if halves is None or variants.planned(choices).calibrated():
+    if halves is None or variants.planned(choices).calibrated() or not variants.weights.fitted:
         return 0.0
     fitting, judging = halves
     half = fitted_on_half(variants, choices, fitting)
-    if half is None:
-        return 0.0
     judge = variants.split.evaluator(judging)
     lost = judge.sqnr(fitted) - judge.sqnr(half)
     return 2 / 3 * max(lost, 0.0) if math.isfinite(lost) else 0.0

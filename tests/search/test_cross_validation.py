@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
+import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,6 +20,8 @@ from onnxq.ir import load
 from onnxq.pipeline.quantize import quantize
 from onnxq.progress import Silent
 from onnxq.report import Report
+from onnxq.runtime.ownership import is_own_process, own_process
+from onnxq.search import cross_validation
 from onnxq.search.cross_validation import (
     BETWEEN_SETS,
     DECIBEL,
@@ -29,6 +35,7 @@ from onnxq.search.cross_validation import (
 from onnxq.search.held_out import HoldoutSplit
 from onnxq.search.variants import calibrate_and_round
 from onnxq.stages.prepare import prepare
+from onnxq.targets import host
 from onnxq.verification.compare import compare
 from onnxq.verification.error_stats import Difference
 from onnxq.verification.records import Comparison, CrossValidation, OutputComparison
@@ -220,6 +227,31 @@ def test_every_sample_is_judged_once(tmp_path: Path, count: int) -> None:
     found = cross_validate(calibrate_and_round(prepared, split, given, None, Silent()), {})
     assert found is not None
     assert (found.samples, [one.output for one in found.outputs]) == (count, ["y"])
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="copies are made on Linux")
+def test_a_copy_of_the_process_tells_the_same_of_a_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, found = os.getpid(), []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
+    monkeypatch.setattr(host, "_limit", None)
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread()])
+    monkeypatch.setattr(threading, "current_thread", threading.main_thread)
+    before = cross_validation.fitted_on_half
+
+    def fitted(*given: Any) -> Any:
+        assert not is_own_process() or os.getpid() != here
+        return before(*given)
+
+    monkeypatch.setattr(cross_validation, "fitted_on_half", fitted)
+    for entered in (nullcontext, own_process):
+        prepared = prepare(load(network(tmp_path)), "static-int8", with_data=True)
+        given = wrap_samples(some(12, 100), input_specs(prepared.model))
+        split = HoldoutSplit(prepared.model.copy(), given)
+        with entered():
+            variants = calibrate_and_round(prepared, split, given, None, Silent())
+            assert variants.half is not None
+            found.append(cross_validate(variants, {}))
+    assert repr(found[0]) == repr(found[1])
 
 
 def test_a_low_expectation_is_a_warning(tmp_path: Path) -> None:
