@@ -21,7 +21,7 @@ from onnxq.data.normalization import CODE, normalization_warnings
 from onnxq.data.output_checks import output_warnings
 from onnxq.data.pictures.noise import noise_warnings
 from onnxq.data.pictures.sheet import PictureSheet, Thumbnail
-from onnxq.data.pictures.slips import slip_warnings
+from onnxq.data.pictures.slips import slip_warnings, standardized_warnings
 from onnxq.data.samples import Samples, few_samples, input_specs, wrap_samples
 from onnxq.data.text.padding import padding_warnings
 from onnxq.data.text.table_rows import table_rows
@@ -166,7 +166,8 @@ def _with_model(
     found += _of_ids(model, summaries, few)
     found += _of_random_nodes(model)
     found += noise_warnings(few, summaries)
-    slips = [*slip_warnings(few, summaries), *_of_sound(few, summaries)]
+    slips = [*slip_warnings(few, summaries), *standardized_warnings(few, summaries, seen.count)]
+    slips += _of_sound(few, summaries)
     found += slips
     found += padding_warnings(model, few)
     found += _of_repeated_inputs(few)

@@ -45,6 +45,12 @@ def test_a_model_that_is_surer_of_changed_samples_is_believed(
     assert words in found
 
 
+def test_pictures_that_are_turned_by_half_are_told() -> None:
+    model = load(SAMPLES / "digits_depthwise.onnx")
+    assert said(DIGITS, model) == ""
+    assert "24 samples of 'image' turned by half" in said(DIGITS[:, :, ::-1, ::-1], model)
+
+
 def test_a_smaller_contrast_that_makes_a_model_surer_is_believed() -> None:
     assert "'image' scaled to 0 … 1" in said(DIGITS * 2 - 1, load(SAMPLES / "digits_attention.onnx"))
     assert said(DIGITS, load(SAMPLES / "digits_attention.onnx")) == ""

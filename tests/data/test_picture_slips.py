@@ -48,6 +48,23 @@ def test_right_pictures_raise_nothing(convention: Convention) -> None:
     assert warnings(converted(letters(), convention)) == []
 
 
+def test_pictures_standardised_by_their_own_mean_are_named() -> None:
+    x = photos(channels=1, side=16)
+    by_pixel = (x - x.mean(0)) / x.std(0)
+    for standardised in ((x - x.mean()) / x.std(), by_pixel):
+        (found,) = warnings(standardised)
+        assert found.startswith("wrong-normalization: the mean of 'x' over all samples is 0")
+    colours = photos()
+    (found,) = warnings((colours - colours.mean((0, 2, 3), keepdims=True)) / colours.std((0, 2, 3), keepdims=True))
+    assert "standardised by themselves" in found
+
+
+def test_pictures_that_are_standardised_one_by_one_or_by_other_pictures_raise_nothing() -> None:
+    x = photos(channels=1, side=16)
+    assert warnings((x - x.mean((1, 2, 3), keepdims=True)) / x.std((1, 2, 3), keepdims=True)) == []
+    assert warnings((x - photos().mean()) / photos().std()) == []
+
+
 def test_pictures_divided_twice_are_named() -> None:
     (found,) = warnings(photos() / 255 / 255)
     assert "(0 … 0.00392) are those of pictures that were divided by 255 twice" in found

@@ -175,6 +175,11 @@ def _changes(summary: InputSummary, shape: Sequence[int]) -> Iterator[PictureCha
         "upside down", f"{again}their rows may stand in the other order.", lambda array: _turned(array, (down,))
     )
     yield PictureChange("mirrored", f"{again}they may be mirrored now.", lambda array: _turned(array, (across,)))
+    yield PictureChange(
+        "turned by half",
+        f"{again}array[..., ::-1, ::-1] turns each by half, where height and width are last.",
+        lambda array: _turned(array, (down, across)),
+    )
     if shape[down] == shape[across]:
         yield PictureChange(
             "with height and width exchanged",
