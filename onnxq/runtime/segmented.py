@@ -77,12 +77,11 @@ class _Part:
     opened: _Opened | None = None
 
     def release(self) -> None:
-        """Release the pages of the files that a run read, and what a session that was closed has left."""
+        """Release the pages of the files that a run read, and what the run or a closed session has left."""
         for value in self.segment.constants:
             if value.tensor is not None:
                 value.tensor.release()
-        if self.opened is None:
-            trim_heap(self.nbytes)
+        trim_heap(self.nbytes)
 
     @property
     def nbytes(self) -> int:

@@ -120,6 +120,16 @@ def test_a_turned_table_stays_where_it_is(tiny):
     np.testing.assert_allclose(parts.run(None, feeds)[0], expected, rtol=1e-5, atol=1e-6)
 
 
+def test_what_a_run_has_freed_goes_back_to_the_system_though_the_session_stays_open(tiny, monkeypatch):
+    handed_back = []
+    monkeypatch.setattr(segmented, "trim_heap", handed_back.append)
+    parts = open_session(session.InSegments(loaded(blocks()), checked=False), exact=True)
+    assert isinstance(parts, segmented.StreamedSession)
+    parts.run(None, {"x": floats(5, 16)})
+    assert all(part.opened is not None for part in parts._parts)
+    assert handed_back == [part.nbytes for part in parts._parts]
+
+
 @pytest.mark.parametrize("several", [1, 3])
 def test_samples_side_by_side_give_what_each_gives_alone(several, tiny, monkeypatch):
     monkeypatch.setattr(segmented, "WAYS", ((True, ()),))  # sessions over copies do not stay open
