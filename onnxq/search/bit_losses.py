@@ -41,6 +41,7 @@ from onnxq.rounding.weights import WeightKey
 from onnxq.runtime.memory import keep_freed_blocks
 from onnxq.runtime.workers import run_in_order
 from onnxq.search.resolution import resolved_noise
+from onnxq.verification.error_stats import arrays
 
 WORK = 6e12  # multiplications of all probes: about two minutes on two cores
 MOST_SAMPLES = 4
@@ -184,7 +185,7 @@ class _Probes:
     def _finish(self, run: Run) -> list[np.ndarray]:
         for step in self._rest:
             run.step(step)
-        return [np.asarray(run.values[value]) for value in self.outputs]
+        return [_joined(run.values[value]) for value in self.outputs]
 
 
 def _affordable(model: Model, jobs: Sequence[BlockJob], samples: Sequence[Mapping[str, Any]]) -> int:
@@ -268,10 +269,18 @@ def _divergence(expected: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> fl
     return float(np.concatenate(found).mean())
 
 
+def _joined(value: Any) -> np.ndarray:
+    """Return an output as an array: of a sequence, all elements."""
+    return value if isinstance(value, np.ndarray) else np.concatenate([np.empty(0), *map(np.ravel, arrays(value))])
+
+
 def _relative_error(expected: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> float:
+    """Return the squared error of outputs by their squared sizes: all of it for one that has another shape."""
     total = 0.0
     for one, two in zip(expected, got, strict=True):
-        if one.dtype.kind == "f":
+        if one.dtype.kind == "f" and one.shape != two.shape:
+            total += 1.0
+        elif one.dtype.kind == "f":
             wide = np.asarray(one, np.float64)
             total += float(np.square(two - wide).sum() / (np.square(wide).sum() + TINY))
     return total

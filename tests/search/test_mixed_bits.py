@@ -88,6 +88,22 @@ def test_the_divergence_of_next_tokens_takes_rows_in_parts(monkeypatch):
     assert bit_losses._divergence([one], [one + 3]) == pytest.approx(0, abs=1e-6)
 
 
+def test_outputs_of_another_size_and_sequences_have_a_loss_too():
+    nodes = [
+        *(node("MatMul", "x w", "a"), node("Relu", "a", "b"), node("MatMul", "b v", "y")),
+        *(node("Greater", "y zero", "above"), node("Reshape", "y flat", "all"), node("Reshape", "above flat", "which")),
+        *(node("Compress", "all which", "picked"), node("SplitToSequence", "y sizes", "parts", axis=0)),
+    ]
+    weights = {"w": floats(64, 64, seed=1), "v": floats(64, 64, seed=2), "zero": np.float32(0)}
+    weights |= {"flat": np.int64([-1]), "sizes": np.int64([1, 3])}
+    model = build(nodes, {"x": [4, 64]}, ["y", "picked"], weights, 21)
+    model.graph.output.append(helper.make_tensor_sequence_value_info("parts", onnx.TensorProto.FLOAT, None))
+    given = [{"x": floats(4, 64, seed=seed)} for seed in range(5, 9)]
+    prepared = prepare(model, in_blocks("auto", 16), with_data=True)
+    found = measure_losses(prepared.model, block_jobs(prepared.plan), given)
+    assert [0 < losses[Coding(4, 16)] < losses[Coding(2, 16)] for losses in found.values()] == [True, True]
+
+
 def test_no_more_than_one_rounded_weight_is_held(source, monkeypatch):
     held = []
 
