@@ -27,7 +27,7 @@ from onnxq.ir.proto_fields import MODEL_METADATA
 from onnxq.ir.storage.external import external_path, hash_released
 from onnxq.ir.storage.files import external_chunks
 from onnxq.ir.storage.lfs import POINTER, pointer_error
-from onnxq.ir.wire import Pending, fields
+from onnxq.ir.wire import Pending, entry_field, fields
 from onnxq.missing import missing_data
 from onnxq.pipeline.options import QuantizeOptions, declarations
 from onnxq.planning.recipe import Recipe, choose_recipe
@@ -192,16 +192,20 @@ def written_hash(model: Model, data_file: str | None) -> dict[str, str]:
     """
     kept = dict(model.metadata)
     model.metadata.clear()
+    model.metadata[INPUTS] = ""  # with none at all, the header of the float model would be taken over as it is
+    entry = entry_field(MODEL_METADATA, INPUTS, "")
     try:
         if data_file is None:
             chunks = model.chunks(verbatim=not model.has_external_data)
         else:
             _, chunks = external_chunks(model, data_file)
     finally:
+        model.metadata.clear()
         model.metadata.update(kept)
     digest = hashlib.sha256()
     for chunk in chunks:
-        hash_released(digest, chunk.get() if isinstance(chunk, Pending) else chunk)
+        if chunk != entry:
+            hash_released(digest, chunk.get() if isinstance(chunk, Pending) else chunk)
     weights = {} if data_file is None else {"weights": weights_sha256(model)}
     return {"content": digest.hexdigest(), **weights}
 

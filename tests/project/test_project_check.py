@@ -18,7 +18,7 @@ from text_support import encoder, save_tokenizer, sentences
 
 from onnxq.errors import CheckFailed, ProjectError
 from onnxq.hazards import FoundHazard, load_hazards
-from onnxq.ir import load, parse
+from onnxq.ir import load, parse, save
 from onnxq.pipeline.options import QuantizeOptions
 from onnxq.project import provenance
 from onnxq.project.build import build
@@ -239,6 +239,19 @@ def test_weights_in_a_file_of_their_own_are_those_that_were_written(repo: Path) 
     QUANTIZED.write_bytes(content.replace(b"Relu", b"Tanh"))
     assert content != QUANTIZED.read_bytes()
     assert [rule for _, rule, _ in found()] == ["altered"]
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_what_is_written_of_a_model_is_known_before(tmp_path: Path, external: bool) -> None:
+    proto = build_graph([node("MatMul", "x w", "y")], {"x": [2, 32]}, ["y"], {"w": floats(32, 32)})
+    proto.opset_import[0].ClearField("domain")  # onnxq writes it where it changes anything
+    model = parse(proto.SerializeToString())
+    model.metadata["licence"] = "CC0"
+    known = provenance.written_hash(model, "q.onnx.data" if external else None)
+    assert model.metadata == {"licence": "CC0"}
+    model.metadata[INPUTS] = json.dumps(known)
+    save(model, tmp_path / "q.onnx", external_data=external)
+    assert not provenance.was_altered(load(tmp_path / "q.onnx"))
 
 
 def test_figures_count_where_an_option_switches_off_that_they_are_old(repo: Path) -> None:
