@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -256,6 +257,7 @@ def test_ctrl_c_leaves_what_is_complete_and_nothing_else(project: Path) -> None:
         )
         while not Path("running").exists():
             assert process.poll() is None, process.communicate()
+            time.sleep(0.01)  # or this takes the processor that the other needs
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     finally:

@@ -329,7 +329,7 @@ def test_the_verdict_on_an_output_without_an_error_in_percent(report: Report) ->
 def test_the_page_begins_with_a_verdict_and_has_a_table_of_processors(tmp_path: Path) -> None:
     samples = Path(__file__).parents[2] / "sample_models"
     data = samples / "digits_calibration.npz"
-    report = quantize(samples / "digits_cnn.onnx", output=tmp_path / "q.onnx", data=data, sample_limit=8)
+    report = quantize(samples / "digits_cnn.onnx", output=tmp_path / "q.onnx", data=data, sample_limit=8, fast=True)
     page, text = report.to_html(), report.to_markdown()
     assert "The quantized model is " in page
     assert page.index('id="verdict"') < page.index('class="cards"')
