@@ -13,7 +13,7 @@ from verdict import Broken
 
 def test_a_sample_of_the_corpus_is_quantized_or_refused() -> None:
     small = [index for index in range(len(runs())) if not name_of(index).startswith("light")]
-    chosen = random.Random(1).sample(small, 36)
+    chosen = random.Random(1).sample(small, 24)
     broken, kinds = [], Counter[str]()
     for index in sorted(chosen):
         try:
@@ -21,7 +21,7 @@ def test_a_sample_of_the_corpus_is_quantized_or_refused() -> None:
         except Broken as error:
             broken.append(f"{name_of(index)}: {error}")
     assert broken == []
-    assert kinds["quantized"] >= 8, kinds
+    assert kinds["quantized"] >= 5, kinds
 
 
 @pytest.mark.slow

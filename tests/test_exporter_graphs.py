@@ -68,8 +68,8 @@ def quantized_soundly(seed: int) -> str | None:
 
 
 def test_simplified_graphs_compute_the_same() -> None:
-    found = [simplified_alike(seed) for seed in range(80)]
-    assert sum(bool(notes) for notes in found) > 27
+    found = [simplified_alike(seed) for seed in range(50)]
+    assert sum(bool(notes) for notes in found) > 16
 
 
 def test_quantized_graphs_keep_the_promises() -> None:

@@ -7,9 +7,9 @@ from mass import isolated
 
 
 def test_mutated_models_give_sentences_only() -> None:
-    tally = isolated("fuzz.py", 36, batch=36, seconds=120)
+    tally = isolated("fuzz.py", 24, batch=24, seconds=120)
     assert tally.broken == []
-    assert tally.kinds["refused"] > 16, tally
+    assert tally.kinds["refused"] > 10, tally
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def test_histogram_is_its_definition(values):
     assert len(h.counts) <= BINS
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(st.lists(MIXED, max_size=5), st.randoms())
 def test_order_split_and_merge_change_nothing(batches, random):
     whole = TensorStats.of(np.concatenate([np.zeros(0, np.float32), *batches]))

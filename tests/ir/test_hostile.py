@@ -116,9 +116,9 @@ def fuzz(count: int, seed: int) -> dict[str, int]:
 
 
 def test_mutations_give_sentences_only():
-    found = fuzz(400, seed=1)
-    assert found["refused"] > 100, found
-    assert found["fine"] > 20, found
+    found = fuzz(200, seed=1)
+    assert found["refused"] > 50, found
+    assert found["fine"] > 10, found
 
 
 @pytest.mark.slow

@@ -224,7 +224,7 @@ def fits(pattern: Pattern, value: Value, names: dict[str, Value], *, root: bool)
     return all(fits(each, read, names, root=False) for each, read in zip(pattern.inputs, maker.inputs, strict=True))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(graphs(), patterns())
 def test_it_finds_what_enumeration_finds(graph: Graph, pattern: Operator) -> None:
     for node in graph.nodes:

@@ -36,7 +36,7 @@ def pools(draw):
     return op_type, opset, sizes, {**made, "ceil_mode": draw(st.integers(0, 1))}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(pools())
 def test_sizes_are_those_that_onnxruntime_gives(case):
     op_type, opset, sizes, attributes = case

@@ -239,7 +239,7 @@ class Chain:
 
 
 @given(st.lists(STEPS, min_size=1, max_size=6), st.lists(st.tuples(SIZES, SIZES, SIZES, SIZES), min_size=1, max_size=4))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_random_chains_give_the_same(steps, feeds):
     chain = Chain()
     for step in steps:
