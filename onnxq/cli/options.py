@@ -203,7 +203,8 @@ def refuse_missing(arguments: Mapping[str, Any]) -> None:
     for path in (arguments.get("model"), *alone, arguments.get("against")):
         if path is not None and path.name != "-" and is_missing(path):
             raise missing_model(path)
-    for source in arguments.get("data") or ():
+    of_model = arguments.get("model") or named  # else they are refused as those of no model
+    for source in (arguments.get("data") or ()) if of_model else ():
         if ":" not in source and source != "-" and is_missing(Path(source)):
             raise missing_data(source)
 
