@@ -116,7 +116,7 @@ def _elements(proto: onnx.ModelProto, name: str, sizes: Mapping[str, int]) -> in
     filled.CopyFrom(proto)
     for info in filled.graph.input:
         for axis, dim in enumerate(info.type.tensor_type.shape.dim):
-            if not dim.HasField("dim_value"):
+            if dim.dim_value <= 0:  # exporters write 0 or -1 for a size that they do not know
                 dim.dim_value = sizes.get(dim.dim_param, FIRST_SIZE if axis == 0 else 0)
     try:
         inferred = onnx.shape_inference.infer_shapes(filled, data_prop=True)
