@@ -250,7 +250,7 @@ class Schedule:
             yield Work("rescale", "measure", channels, POSSIBLE)
 
     def _holdout(self, share: float, *, beside: bool) -> Iterator[Work]:
-        """List what held-out samples choose; `beside`: ranges are tried in a copy, while codes are.
+        """List what held-out samples choose; `beside`: measured ranges are tried in a copy, while codes are.
 
         Each of the two has a processor then. Copies share what is left of the codes once the ranges are found.
         """
@@ -261,6 +261,8 @@ class Schedule:
         if not beside or not codes or not ranges:
             yield from _shared((*codes, *ranges), share)
             return
+        yield from _shared((work for work in ranges if work.kind == "measure roughly"), share)
+        ranges = [work for work in ranges if work.kind != "measure roughly"]
         one, other = (sum(work.seconds * work.chance for work in part) for part in (codes, ranges))
         alone = min(other / one, 1.0)
         yield from _shared(codes, alone * AT_ONCE + (1 - alone) * share)

@@ -55,25 +55,43 @@ CANDIDATES = tuple(RangeChoice(method, headroom) for method in METHODS for headr
 MIN_MAX = CANDIDATES[0]
 
 
-def choose_ranges(prepared: Prepared, split: HoldoutSplit) -> RangeChoice:
+class MeasuredFolds(NamedTuple):
+    """Variants of a model with each way to choose ranges, and what was measured of samples.
+
+    Attributes:
+        variants: The float model, planned with each of `CANDIDATES`.
+        folds: Samples to judge on, and how to get the statistics of all others.
+
+    """
+
+    variants: Sequence[Prepared]
+    folds: Sequence[tuple[Samples, Callable[[], Stats]]]
+
+
+def measure_folds(prepared: Prepared, split: HoldoutSplit) -> MeasuredFolds:
+    """Measure what `choose_ranges` needs, on at least two samples."""
+    variants = [with_ranges(prepared, way) for way in CANDIDATES]
+    return MeasuredFolds(variants, list(_folds(variants[-1], split)))
+
+
+def choose_ranges(measured: MeasuredFolds, split: HoldoutSplit) -> RangeChoice:
     """Choose the way that gains most on samples that had no part in the ranges, weights rounded to nearest.
 
     Args:
-        prepared: The float model and its plan.
-        split: At least two samples.
+        measured: From `measure_folds`.
+        split: The same samples.
 
     Returns:
         `MIN_MAX` where no other way gains much, or nothing has to be gained.
 
     """
     with split.spool() as spool:
-        return _choose_ranges(prepared, split, Weights(exact=True, spool=spool))
+        return _choose_ranges(measured, split, Weights(exact=True, spool=spool))
 
 
-def _choose_ranges(prepared: Prepared, split: HoldoutSplit, weights: Weights) -> RangeChoice:
+def _choose_ranges(measured: MeasuredFolds, split: HoldoutSplit, weights: Weights) -> RangeChoice:
     """Do so with codes that all variants share."""
-    variants = [with_ranges(prepared, way) for way in CANDIDATES]
-    folds, coarser = list(_folds(variants[-1], split)), dict[int, float]()
+    (variants, folds), coarser = measured, dict[int, float]()
 
     def judged(fold: int, candidates: Sequence[int]) -> list[float]:
         samples, others = folds[fold]

@@ -36,7 +36,7 @@ from onnxq.runtime.fork import in_copy
 from onnxq.runtime.memory import collect_garbage
 from onnxq.search.float_outputs import FloatTensors
 from onnxq.search.held_out import HoldoutSplit
-from onnxq.search.range_trial import MIN_MAX, RangeChoice, choose_ranges, with_ranges
+from onnxq.search.range_trial import MIN_MAX, RangeChoice, choose_ranges, measure_folds, with_ranges
 from onnxq.search.sqnr_evaluator import SqnrEvaluator
 from onnxq.stages.measure import (
     TRIAL_COLUMNS,
@@ -321,9 +321,11 @@ def choose_by_holdout(prepared: Prepared, split: HoldoutSplit) -> HoldoutChoice:
         return HoldoutChoice()
     surely = split.streamed or not layers_in_doubt(prepared.plan, split.samples.count).inputs
     copies = split.shareable and opened and not surely  # else one of the two takes no time
-    with in_copy(partial(choose_ranges, prepared, split), copies=copies, kind="ranges") as ranges:
+    folds = measure_folds(prepared, split) if opened else None
+    found = (lambda: MIN_MAX) if folds is None else partial(choose_ranges, folds, split)
+    with in_copy(found, copies=copies, kind="ranges") as ranges:
         rounding, half = (True, None) if surely else _codes_serve_others(prepared, split)
-        return HoldoutChoice(rounding, half, ranges() if opened else MIN_MAX)
+        return HoldoutChoice(rounding, half, ranges())
 
 
 def read_many_rows(plan: Plan, samples: int | None) -> bool:
