@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 # The share of all expected work that has to be measured until it counts as much as what is assumed: of the price of a
 # kind of work in comparison with others, and of how fast this computer is, which differs more
-DOUBT_SHARE, SPEED_DOUBT_SHARE = 0.4, 0.08
+DOUBT_SHARE, SPEED_DOUBT_SHARE = 0.4, 0.05
 ALMOST = 0.97  # of a task that takes longer than expected is done, by the clock
 CREEP = 0.25  # of the usual pace, at which a share goes on where the estimate has become longer
 AT_ONCE = 2  # parts of a task that may be at work when the clock is asked how far it is

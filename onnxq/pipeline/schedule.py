@@ -53,6 +53,7 @@ VARIANT, OPEN, TAPPED, CALLED, ROUNDED, LOADED = 8e-4, 1e-4, 2e-4, 6e-5, 1.6e-8,
 # Seconds for a row of a weight by its squared length, for a weight, and the share of both that a quick search takes
 ELEMENT, WEIGHT, QUICK = 1.6e-9, 1.7e-2, 0.6
 OPENED = 1e-3  # seconds for a node of two models that are made ready to be compared
+COMPARED = 1.5  # times of both models' runs: their outputs are compared, too
 LATENCY, LATENCY_RUNS = 0.2, 7  # seconds that pairs of runs mostly take, and how many there are at least
 FAMILY_SAMPLES, LAYER_SAMPLES = 4, 8
 LIKELY, PROBABLE, POSSIBLE, RARE = 0.8, 0.5, 0.3, 0.15
@@ -71,7 +72,7 @@ GOAL_TRIALS, CUT_TRIALS, ABOVE_TRIALS = 3, 8, 2.0
 AGAIN = 0.3
 RECURRENT = ("LSTM", "GRU", "RNN")
 VIEWS = operators_with(Trait.IN_ORDER) | {"Transpose", "Slice", "Split"}  # NumPy copies nothing
-USUALLY_FIRST, USUALLY_OPEN = 3, 2  # ways to choose ranges that run on the first folds, and on more
+USUALLY_FIRST, USUALLY_OPEN = 4, 3  # ways to choose ranges that run on the first folds, and on more
 
 
 @dataclass(frozen=True)
@@ -346,8 +347,8 @@ class Schedule:
         half = self._fitted
         codes = self._in_doubt.values
         yield Work("cross-validate", "measure roughly", prices.rough(half), RARE if codes else 1.0)
-        yield Work("cross-validate", "judge", prices.float_outputs(half), PROBABLE)
-        yield from self._trials("cross-validate", 2, half)
+        yield Work("cross-validate", "judge", prices.float_outputs(half))
+        yield from self._trials("cross-validate", 4, half)
 
     def _rounding(self, layers: MeasuredLayers | None = None) -> float:
         """Estimate what choosing the codes of all weights takes, or of those of some layers."""
@@ -382,13 +383,13 @@ class Schedule:
     def _compare(self) -> Iterator[Work]:
         prices = self._prices
         samples = 2 if self._prepared.fast else self._samples
-        yield Work("verify", "compare", prices.pair(samples) + OPENED * prices.nodes)
+        yield Work("verify", "compare", COMPARED * prices.pair(samples) + OPENED * prices.nodes)
         if not self._prepared.fast:
             yield Work("verify", "latency", min(LATENCY, 1000 * prices.run) + prices.pair(LATENCY_RUNS))
         if self._detailed:
             yield Work("layers", "layers", 3 * prices.evaluate(min(LAYER_SAMPLES, self._samples)))
             yield Work("details", "details", 1.0 + 8 * prices.run)
-        yield Work("families", "families", 2 * prices.evaluate(FAMILY_SAMPLES), RARE)
+        yield Work("families", "families", 2 * prices.evaluate(FAMILY_SAMPLES), PROBABLE)
         if self._budget.metric is not None:
             yield Work("metric", "metric", 2 * prices.pair(self._samples))
         if self._with_data and not self._prepared.fast and text_input(self._prepared.model) is not None:
