@@ -39,7 +39,7 @@ def network(path: Path, shape: list[int | str], metadata: dict[str, str] | None 
         node("Flatten", "p", "f", name="/flatten"),
         node("MatMul", "f w3", "scores", name="/head/MatMul"),
     ]
-    weights = {"w1": floats(16, 3, 3, 3) / 5, "w2": floats(32, 16, 3, 3, seed=1) / 12, "w3": floats(32, 4, seed=2)}
+    weights = {"w1": floats(8, 3, 3, 3) / 5, "w2": floats(16, 8, 3, 3, seed=1) / 8, "w3": floats(16, 4, seed=2)}
     model = build(nodes, {"input": shape}, ("scores",), weights)
     onnx.helper.set_model_props(model, metadata or {})
     onnx.save(model, path)
@@ -49,8 +49,8 @@ def plain(folder: Path) -> None:
     """A classifier of pictures of any size, and samples to calibrate, test and score it on."""
     network(folder / "model.onnx", ["n", 3, "h", "w"])
     for seed, name in enumerate(("calibration", "test", "labelled")):
-        rough = np.repeat(np.repeat(floats(24, 3, 4, 4, seed=seed), 4, 2), 4, 3)
-        images = (rough + 0.1 * floats(24, 3, 16, 16, seed=seed + 9)).astype(np.float32)
+        rough = np.repeat(np.repeat(floats(12, 3, 4, 4, seed=seed), 4, 2), 4, 3)
+        images = (rough + 0.1 * floats(12, 3, 16, 16, seed=seed + 9)).astype(np.float32)
         scores = onnxruntime.InferenceSession(folder / "model.onnx").run(None, {"input": images})[0]
         labels = {"_label": np.argmax(scores, axis=1)} if name == "labelled" else {}
         np.savez(folder / f"{name}.npz", input=images, **labels)
@@ -64,7 +64,7 @@ def with_result(folder: Path) -> None:
 def yolo(path: Path) -> None:
     """A model with the metadata of ultralytics, and a data set of its kind next to it."""
     network(path, [1, 3, 32, 32], {"author": "Ultralytics", "task": "detect", "stride": "8", "imgsz": "[32, 32]"})
-    photos(path.parent / "images", 16, 64, 96)
+    photos(path.parent / "images", 8, 64, 96)
     path.with_name("coco8.yaml").write_text("path: .\ntrain: images\nval: images\nnames:\n  0: class 0\n  1: class 1\n")
 
 
@@ -77,14 +77,14 @@ def other_tools(folder: Path) -> None:
 
 def files(folder: Path) -> None:
     network(folder / "classifier.onnx", ["n", 3, 32, 32])
-    photos(folder / "photos", 16, 96, 128)
+    photos(folder / "photos", 8, 96, 128)
     yolo(folder / "yolo.onnx")
     encoder(folder / "encoder.onnx", width=32)
     save_tokenizer(folder)
-    lines = [f"{text},{number % 4}" for number, text in enumerate(sentences(24))]
+    lines = [f"{text},{number % 4}" for number, text in enumerate(sentences(12))]
     (folder / "sentences.csv").write_text("\n".join(["text,label", *lines]))
     detector(folder / "vad.onnx", 512)
-    recordings(folder / "wavs", 4, 0.5)
+    recordings(folder / "wavs", 2, 0.5)
     np.savez(folder / "steps.npz", input=floats(24, 1, 512), sr=np.full(24, 16000))
 
 
@@ -93,8 +93,8 @@ def large(folder: Path) -> None:
     (folder / "model.onnx").rename(folder / "large.onnx")
     decoder(folder / "decoder.onnx", 32, places=256)
     save_tokenizer(folder, pad=False, longest=256)
-    (folder / "corpus.txt").write_text("\n".join(sentences(40)))
-    (folder / "held-out.txt").write_text("\n".join(sentences(20, seed=1)))
+    (folder / "corpus.txt").write_text("\n".join(sentences(16)))
+    (folder / "held-out.txt").write_text("\n".join(sentences(8, seed=1)))
 
 
 def project(folder: Path) -> None:
@@ -111,7 +111,7 @@ def project(folder: Path) -> None:
 
 def machines(folder: Path) -> None:
     network(folder / "model.onnx", ["n", 3, 16, 16])
-    photos(folder / "pictures", 16, 24, 32)
+    photos(folder / "pictures", 8, 24, 32)
 
 
 def blocks(name: str) -> list[tuple[str, str]]:
@@ -222,7 +222,7 @@ def test_the_findings_that_a_page_shows_are_those_of_check(
     Path("models/tagger.onnx").write_bytes(Path("models/detector.onnx").read_bytes()[:-900])
     Path("onnxq.toml").write_text(
         "".join(one.format(name) for name in ("classifier", "detector", "tagger")).replace(
-            'models/detector.onnx"\n', 'models/detector.onnx"\nmax-size = 5000\n'
+            'models/detector.onnx"\n', 'models/detector.onnx"\nmax-size = 2000\n'
         )
     )
     capsys.readouterr()
