@@ -271,6 +271,8 @@ def _many(extra: Sequence[str], command: Any) -> str:
         if "--output" in known:
             return "One model at a time: name the output with --output, or list several models in onnxq.toml."
         return "One model at a time."
+    if getattr(command, "name", None) == "explain" and not any(Path(name).exists() for name in extra):
+        return "Name several nodes by a pattern, as in 'Conv_*'."
     if len(extra) == 1 and "--data" in known and Path(extra[0]).exists():
         return f"If that is data, write `--data {shell_path(extra[0])}`."
     return ""

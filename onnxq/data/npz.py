@@ -27,6 +27,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from onnxq.data.advice import saving
 from onnxq.data.reading import Preparation
 from onnxq.data.unread.formats import begins_like, is_array_file, remedy_for
 from onnxq.data.validation import InputSpec, check_names, check_shape, is_label, refuse_no_numbers, to_array
@@ -239,6 +240,8 @@ def read_npz(path: Path, inputs: Sequence[InputSpec]) -> Source:
     try:
         with zipfile.ZipFile(path) as archive:
             found = [n for n in archive.namelist() if n.endswith(".npy") and not n.startswith(MAC_FILES)]
+            if not found and archive.namelist():
+                raise DataError(f"{path} is a ZIP archive, and holds no arrays", f"Save samples: {saving(inputs)}.")
             members = {n.removesuffix(".npy"): n for n in found}
             names = check_names(members, inputs, path.name)
             columns = {name: _member(path, archive, members[name]) for name in names}

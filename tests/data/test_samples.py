@@ -592,6 +592,14 @@ def test_an_array_with_fields_is_named(tmp_path):
     assert "array['x']" in error.value.hint
 
 
+def test_an_archive_without_arrays_is_named(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("archive/data.pkl", b"")
+    with pytest.raises(DataError, match="a ZIP archive, and holds no arrays") as error:
+        open_samples([str(tmp_path / "a.npz")], [InputSpec("x", TensorProto.FLOAT, (None, 4))])
+    assert "numpy.savez('data.npz', x=array)" in error.value.hint
+
+
 def test_parts_of_parts_keep_their_places():
     samples = wrap_samples([{"image": np.full((1, 2, 3), n, np.float32)} for n in range(40)], [IMAGE])
     some = samples.spread(10)
