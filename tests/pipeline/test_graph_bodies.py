@@ -272,7 +272,7 @@ def test_the_sample_model_with_an_if(tmp_path: Path, static: bool, recipe: str |
     count = len(next(iter(arrays.values())))
     samples = [
         {n: arrays[n][i : i + 1] if arrays[n].shape[:1] == (count,) else arrays[n] for n in names}
-        for i in range(0, count, 4)
+        for i in range(0, count, 10)
     ]
     _, worst, report = convert(proto, tmp_path, samples, static=static, recipe=recipe)
     bodies = [d for d in report.nodes if d.scheme and (recipe == "auto" or "static" in d.scheme)]

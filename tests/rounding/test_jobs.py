@@ -365,14 +365,12 @@ FOLDERS = [str(Path(__file__).parent), *(str(Path(__file__).parents[1] / name) f
 
 
 def test_threads_change_no_bit():
-    results = set(digest())
+    """OpenBLAS has as many as there are processors in this process, and another number in the other one."""
     code = "import sys; sys.path[:0] = sys.argv[1:]; import test_jobs as t; print(*set(t.digest()))"
-    for threads in ("1", "2"):
-        environment = {**os.environ, "OPENBLAS_NUM_THREADS": threads}
-        command = [sys.executable, "-c", code, *FOLDERS]
-        output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-        results |= set(output.split())
-    assert len(results) == 1
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "2" if os.cpu_count() == 1 else "1"}
+    command = [sys.executable, "-c", code, *FOLDERS]
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert len({*digest(), *output.split()}) == 1
 
 
 # -- no samples -------------------------------------------------------------------------------------------------------
