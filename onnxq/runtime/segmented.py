@@ -40,7 +40,8 @@ PARAMETERS = slice(2, 4)  # of its inputs: scales and zero points
 PACKED = 64 << 20  # bytes of weights of a segment with those, which are in memory twice while it is opened
 MOST_PACKED = 64 << 20  # bytes of packed weights that stay in memory; with twice as many, a run takes 6 % less time
 PRODUCTS = ("DynamicQuantizeMatMul", "Gemm", "MatMul", "MatMulInteger")  # whose second input is the weight
-NO_PRODUCTS = (("DequantizeLinear", 2), ("QuantizeLinear", 2), ("MatMulInteger", 3), ("Gather", 0))  # readers of codes
+# Readers of codes that do not multiply by them as they are
+NO_PRODUCTS = (("Cast", 0), ("DequantizeLinear", 2), ("Gather", 0), ("MatMulInteger", 3), ("QuantizeLinear", 2))
 # To open a session: whether over copies of the weights, and without which optimisations
 WAYS: tuple[tuple[bool, tuple[str, ...]], ...] = ((False, ()), (False, ("ConstantFolding",)), (True, ()))
 
@@ -279,10 +280,14 @@ class StreamedSession:
         encoded, beside = encode_segment(self._model, part.segment, BESIDE)
         weights = {name: ort.OrtValue.ortvalue_from_numpy(tensor.numpy()) for name, tensor in beside.items()}
         mapped = not any(isinstance(tensor, DeferredTensor) for tensor in beside.values())
-        own = self._settings
-        if own.exact and host_saturates() and not any(map(_could_saturate, part.segment.constants)):
-            own = replace(own, exact=False)  # which would make uint8 copies of the weights: a third of a trial's time
-        for way in range(part.way, len(WAYS)):
+        own, first = self._settings, part.way
+        if own.exact and host_saturates() and first < len(WAYS) - 1:
+            saturating = {value.name for value in part.segment.constants if _could_saturate(value)}
+            if not saturating:
+                own = replace(own, exact=False)  # which would make uint8 copies of the weights
+            elif not saturating.isdisjoint(beside):
+                first = len(WAYS) - 1  # for which it looks at them
+        for way in range(first, len(WAYS)):
             copy, without = WAYS[way]
             if without and part.packs:  # scales have to be known
                 continue

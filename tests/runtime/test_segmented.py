@@ -347,8 +347,8 @@ def test_weights_that_cannot_saturate_stay_where_they_are_on_processors_that_sat
         return load_native(model, settings, **how)
 
     monkeypatch.setattr(segmented, "load_native", load)
-    found = open_session(session.InSegments(loaded(proto)), exact=True).run(None, x)[0]
-    assert {one.exact for one in opened} == {most == 127}
+    found = open_session(session.InSegments(loaded(proto), checked=False), exact=True).run(None, x)[0]
+    assert [one.exact for one in opened] == [most == 127]  # and no way is tried that has to fail
     assert np.array_equal(found, expected)
 
 
