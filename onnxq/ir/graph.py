@@ -349,6 +349,21 @@ def stated_type(value: Value) -> int | None:
     return onnx.ValueInfoProto.FromString(bytes(stated)).type.tensor_type.elem_type or None
 
 
+def states_shape(info: onnx.ValueInfoProto) -> bool:
+    """Tell whether an input or output is no tensor or states its shape, as the checker of onnx asks."""
+    return not info.type.HasField("tensor_type") or info.type.tensor_type.HasField("shape")
+
+
+def state_output_shapes(graph: Graph) -> None:
+    """State the shape of each output whose file leaves it out, where inference has told it."""
+    for value in graph.outputs:
+        stated = graph.infos.get(value.name)
+        if stated is None or value.shape is None or states_shape(onnx.ValueInfoProto.FromString(bytes(stated))):
+            continue
+        del graph.infos[value.name]  # it is written from what is known
+        graph.mark_dirty()
+
+
 def retype_value(value: Value, dtype: int) -> None:
     """State another element type for an input or output of a graph.
 

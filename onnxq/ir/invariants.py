@@ -8,18 +8,18 @@ from collections.abc import Iterator
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from onnxq.ir.graph import MICROSOFT, Graph, Node, Use, Value
+from onnxq.ir.graph import MICROSOFT, Graph, Node, Use, Value, states_shape
 from onnxq.ir.model import Model
 from onnxq.ir.proto_fields import bodies
 from onnxq.ir.shape_inference.contrib_ops import OF_ONNX
 from onnxq.ir.topological_order import reads
 
 UNLISTED = "in initializer but not in graph input"  # of the checker, about IR version 3
+SHAPELESS = "Field 'shape' of 'type' is required but missing"  # of an input or output
 # Phrases of the checker, of shape inference and of the inliner in the onnx package, and plain ones for them
 ONNX_PHRASES = (
     (r"\S+\.(?:cc|cpp|h):\d+: \w+: Assertion .* failed: ", ""),
     (r"\[\w*(?:Error|Fail)\w*\] ?(?:\([^)]*\) ?)?", ""),
-    (r"^Field 'shape' of 'type' is required but missing\.$", "an input or output states no shape"),
     (r"^No Op registered for (\S+) with domain_version of (\d+)$", r"opset \2 has no operator \1"),
     (
         r"^Your model ir_version (\d+) is higher than the checker's \((\d+)\)\.?$",
@@ -44,11 +44,17 @@ def objection(model: bytes | str) -> str | None:
         What it objects to, in a plain line; None where the model is well formed.
 
     """
+    error = _checked(model)
+    if error is not None and any(phrase in str(error) for phrase in (*OF_ONNX, UNLISTED, SHAPELESS)):
+        error = _checked(_as_onnxruntime_reads(model))
+    return None if error is None else plain_reason(error)
+
+
+def _checked(model: bytes | str) -> Exception | None:
     try:
         onnx.checker.check_model(model)
     except (onnx.checker.ValidationError, DecodeError, OSError, ValueError, RuntimeError) as error:
-        formal = any(phrase in str(error) for phrase in (*OF_ONNX, UNLISTED))
-        return objection(_as_onnxruntime_reads(model)) if formal else plain_reason(error)
+        return error
     return None
 
 
@@ -57,9 +63,13 @@ def _as_onnxruntime_reads(model: bytes | str) -> bytes:
 
     The checker finds such files only if it is given a path, and has no rule for what they hold. IR version 3 becomes 4,
     which lists no weights among the inputs: onnxruntime's tool quantizes models of 3 and leaves its new weights out.
+    Shapes of inputs and outputs may be left out, as behind custom operators.
     """
     proto = onnx.load(model, load_external_data=False) if isinstance(model, str) else onnx.ModelProto.FromString(model)
     proto.ir_version = max(proto.ir_version, 4)
+    for info in (*proto.graph.input, *proto.graph.output):
+        if not states_shape(info):
+            info.type.tensor_type.shape.SetInParent()
     for graph in _graphs(proto.graph):
         for node in graph.node:
             node.domain = MICROSOFT if node.op_type in OF_ONNX else node.domain

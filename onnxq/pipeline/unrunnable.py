@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import onnx
-
 from onnxq.calibration.layer_moments import MeasuredLayers
 from onnxq.errors import InvalidResult, ModelError, RecipeError
 from onnxq.ir import Model
@@ -62,13 +60,5 @@ def quantize_unrunnable(prepared: Prepared, request: Request) -> Quantized:
 
 
 def _objection(model: Model, encoded: bytes) -> str | None:
-    """Say what is wrong with the form of a model; None where nothing is.
-
-    onnx's checker asks for the shape of every output. onnxruntime does not, and exporters leave it out behind custom
-    operators.
-    """
-    proto = onnx.ModelProto.FromString(encoded)
-    for output in proto.graph.output:
-        if output.type.HasField("tensor_type") and not output.type.tensor_type.HasField("shape"):
-            output.type.tensor_type.shape.SetInParent()
-    return objection(proto.SerializeToString()) or next(problems(model), None)
+    """Say what is wrong with the form of a model; None where nothing is."""
+    return objection(encoded) or next(problems(model), None)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from onnxq.ir import Model
+from onnxq.ir.graph import state_output_shapes
 from onnxq.ir.half_tensor import store_narrow
 from onnxq.ir.storage.files import written_bytes
 from onnxq.lowering.prompt_branch import with_prompt_branch
@@ -40,6 +41,7 @@ def finalize(model: Model, prepared: Prepared, keep: Callable[[np.ndarray], np.n
     if load_target(prepared.plan.recipe.scheme.target).stored == "cast-mul":
         narrow_constants(model, keep)
     store_narrow(model)
+    state_output_shapes(model.graph)
     model.metadata["onnxq_version"] = __version__
     model.metadata["onnxq_recipe"] = prepared.plan.recipe.to_toml()
     model.metadata["onnxq_source_sha256"] = prepared.source

@@ -56,3 +56,13 @@ def test_weights_of_ir_version_3_need_not_be_inputs(tmp_path: Path) -> None:
     assert objection(str(tmp_path / "m.onnx")) is None
     model.graph.node[0].op_type = "NoSuchOperator"
     assert "NoSuchOperator" in (objection(model.SerializeToString()) or "")
+
+
+def test_shapes_of_outputs_may_be_left_out() -> None:
+    model = build([node("Relu", "x", "y")], {"x": [2]}, ["y"], {})
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    assert objection(model.SerializeToString()) is None
+    model.graph.node[0].op_type = "NoSuchOperator"
+    found = objection(model.SerializeToString())
+    assert found is not None
+    assert "NoSuchOperator" in found

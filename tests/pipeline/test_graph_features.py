@@ -359,3 +359,12 @@ def test_a_partly_quantized_model_gets_the_rest(tmp_path: Path, static: bool, re
     assert {name: after.get(name) for name in before} == before
     assert "v" not in [w.name for w in result.proto.graph.initializer]
     assert result.worst() > 30
+
+
+def test_an_output_without_a_shape_gets_the_one_that_is_inferred(tmp_path: Path) -> None:
+    model = build([node("MatMul", "x w", "y")], {"x": ["N", 64]}, ["y"], {"w": floats(64, 32)})
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    quantize(model, output=tmp_path / "q.onnx")
+    made = onnx.load(tmp_path / "q.onnx")
+    onnx.checker.check_model(made)
+    assert [size.dim_param or size.dim_value for size in made.graph.output[0].type.tensor_type.shape.dim] == ["N", 32]
