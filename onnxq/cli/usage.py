@@ -263,7 +263,8 @@ def _one_word(word: str, arguments: Sequence[str]) -> str:
 def _many(extra: Sequence[str], command: Any) -> str:
     """Say where arguments belong that are too many: what a shell made of a glob, mostly."""
     known = _names(command)
-    if any(Path(name).suffix in (".npz", ".npy") for name in extra) and "--data" in known:
+    files = len(extra) > 1 and all(Path(name).is_file() and Path(name).suffix != ".onnx" for name in extra)
+    if (files or any(Path(name).suffix in (".npz", ".npy") for name in extra)) and "--data" in known:
         return "Repeat --data for every file, as in -d a.npz -d b.npz, or give the folder that they are in."
     if any(Path(name).suffix == ".onnx" for name in extra):
         if "--against" in known:

@@ -50,6 +50,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "verify m.onnx --min-cosine 300": ("at most 1, not 300", "See `onnxq verify --help`."),
     "quantize loop.onnx": ("loop.onnx is a link that leads back to itself", "Mend the link."),
     "quantize m.onnx -d loop.npz": ("loop.npz is a link that leads back to itself", "Mend the link."),
+    "data m.onnx -d d.npz wrong.py scan.dcm": ("there is no place for 'wrong.py', 'scan.dcm'", "or give the folder"),
     "explain m.onnx product other": ("there is no place for 'other'", "by a pattern, as in 'Conv_*'."),
     "quantize m.onnx --debug": ("no such option: --debug", "Did you mean --verbose?"),
     "quantize --input m.onnx": ("no such option: --input", "without an option: `onnxq quantize m.onnx`."),
