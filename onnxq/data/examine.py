@@ -166,13 +166,12 @@ def _with_model(
     found += _of_ids(model, summaries, few)
     found += _of_random_nodes(model)
     found += noise_warnings(few, summaries)
-    slips = [*slip_warnings(few, summaries), *standardized_warnings(few, summaries, seen.count)]
-    slips += _of_sound(few, summaries)
+    slips = [*slip_warnings(few, summaries), *_of_sound(few, summaries)]
     found += slips
     found += padding_warnings(model, few)
     found += _of_repeated_inputs(few)
     if not any(warning.code == CODE for warning in slips):
-        found += _of_model(model, (few, held, several), summaries, given.decoders)
+        found += _of_model(model, (few, held, several), summaries, given.decoders, seen.count)
     return found
 
 
@@ -508,14 +507,18 @@ def _of_model(
     samples: tuple[list[Sample], list[Sample], list[Sample]],
     summaries: Sequence[InputSummary],
     files: Collection[str],
+    count: int,
 ) -> list[WarningLine]:
     """Say what the model makes of a few samples; nothing of a model that does not run, which others say.
+
+    The first layers know what fits, and outputs only what is surer: pictures of mean 0 come between them.
 
     Args:
         model: The float model.
         samples: A few, more for the first layers, and several that are compared in pairs.
         summaries: Figures of the inputs.
         files: Inputs whose values settings make of picture files.
+        count: How many samples there are in all.
 
     """
     few, held, several = samples
@@ -524,4 +527,5 @@ def _of_model(
         found = normalization_warnings(model, few, by_name, files, held)
     except OnnxqError:
         found = []
+    found = found or list(standardized_warnings(few, summaries, count))
     return found or list(output_warnings(model, few, by_name, files, several))

@@ -29,6 +29,8 @@ from onnxq.project.build import build
 from onnxq.project.file import load_project
 from onnxq.project.provenance import gather
 
+CALIBRATE = ["calibrate", "digits_cnn.onnx", "-d", "digits_calibration.npz", "-o", "s"]
+
 
 def onnxq(*arguments: object) -> int:
     return main([str(argument) for argument in arguments])
@@ -136,11 +138,8 @@ def test_what_is_no_engine_is_refused(farm: Path, engine: str, said: str, capsys
     ("options", "said"),
     [
         (["quantize", "digits_cnn.onnx", "--executor", "farm:pool"], "--executor builds the models of a project"),
-        (["calibrate", "m.onnx", "-d", "d.npz", "-o", "s", "--shards", "3"], "--shards needs --executor"),
-        (
-            ["calibrate", "m.onnx", "-d", "d.npz", "-o", "s", "--shard", "1/2", "--executor", "a:b"],
-            "--executor measures all shards, --shard only one",
-        ),
+        ([*CALIBRATE, "--shards", "3"], "--shards needs --executor"),
+        ([*CALIBRATE, "--shard", "1/2", "--executor", "a:b"], "--executor measures all shards, --shard only one"),
     ],
 )
 def test_options_that_contradict_each_other(
