@@ -105,8 +105,7 @@ def find_convention(name: str) -> FileConvention:
 
     """
     if name not in CONVENTIONS:
-        hint = (
-            f"{did_you_mean(name, CONVENTIONS, elsewhere=OTHER_NAMES)} Choose one of {', '.join(CONVENTIONS)}.".lstrip()
-        )
+        near = did_you_mean(name, CONVENTIONS, elsewhere=OTHER_NAMES)
+        hint = f"{near} Choose one of {', '.join(CONVENTIONS)}.".lstrip()
         raise RecipeError(f"there are no file names for '{name}'", hint)
     return CONVENTIONS[name]

@@ -49,9 +49,8 @@ def table_name(name: str) -> str:
         return host_family()
     if name not in stored_targets():
         names = target_names()
-        hint = (
-            f"{did_you_mean(name, names, cutoff=0.7, elsewhere=ELSEWHERE)} Choose one of {', '.join(names)}.".lstrip()
-        )
+        near = did_you_mean(name, names, cutoff=0.7, elsewhere=ELSEWHERE)
+        hint = f"{near} Choose one of {', '.join(names)}.".lstrip()
         raise RecipeError(f"there is no target named '{name}'", hint)
     return name
 

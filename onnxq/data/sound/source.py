@@ -233,16 +233,18 @@ def sound_sources(sounds: Sounds, inputs: Sequence[InputSpec], facts: ModelFacts
     settings |= {} if features is None else {"features": asdict(features)}
     told = (Preparation(wanted.wave.name, words, origin, settings, assumed),)
     classes = _classes(sounds, facts)
-    if stateful and wanted.batch > 1:
+    if not stateful:
+        sources = [_plain_source(sounds, cutter, list(chain(*windows)), classes, told)]
+    elif wanted.batch > 1:
         raise DataError(
             f"the model takes {wanted.batch} recordings at once and has states", "Export it with a batch of 1."
         )
-    sources = [] if stateful else [_plain_source(sounds, cutter, list(chain(*windows)), classes, told)]
-    model = float_model(pairs, facts) if stateful and pairs else None
-    for steps in windows if stateful else ():
-        feed = make_feed(inputs, pairs, facts, model=model) if pairs else None
-        told_all = (*told, *(feed_preparations(feed, "") if feed is not None else ()))
-        sources.append(_stateful_source(cutter, steps, classes, feed, told_all))
+    else:
+        model = float_model(pairs, facts) if pairs else None
+        feeds = [make_feed(inputs, pairs, facts, model=model) if pairs else None for _ in windows]
+        sources = [
+            _stateful_source(cutter, steps, classes, feed, told) for steps, feed in zip(windows, feeds, strict=True)
+        ]
     first = replace(sources[0], notes=(*sounds.notes, *notes), warnings=_of_rates(recordings, rate))
     return [first, *sources[1:]]
 
@@ -487,6 +489,7 @@ def _stateful_source(
     given: Mapping[str, np.ndarray] = {}
     if classes is not None:
         given = {"_label": np.full(len(steps), classes[steps[0][0]], np.int64)}
+    told = told if feed is None else (*told, *feed_preparations(feed, ""))
     return Source(label, read, len(steps), read_labels=lambda: given, preparations=told, shareable=False)
 
 

@@ -9,6 +9,8 @@ mlas library, ConvSymKernelAvx2.S and the packing of QLinearConv (`ReorderFilter
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from onnxq.ir import Node
@@ -16,8 +18,7 @@ from onnxq.ops.forms.scheme import Scheme
 
 MOST = 128
 SAFE_BITS = 7  # codes to ±63: no two of them exceed 126
-SLAB = 1 << 22  # pairs at a time
-IN_CACHE = 1 << 16  # elements of them that stay in the cache
+SLAB = 1 << 15  # pairs at a time, which stay in the cache
 
 
 def inner_rows(op_type: str, codes: np.ndarray, *, transposed: bool = False, group: int = 1) -> np.ndarray | None:
@@ -53,33 +54,30 @@ def saturating_pairs(rows: np.ndarray) -> int:
         rows: int8 `[matrices, K, N]`.
 
     """
-    pairs = rows.shape[1] // 2
-    step = max(SLAB // max(rows.shape[2], 1), 1)
-    count = 0
-    for matrix in rows:
-        for start in range(0, pairs, step):
-            block = matrix[2 * start : 2 * min(start + step, pairs)].astype(np.int16)
-            # of two weights of different sign, only one counts at a time, and 255 · 128 fits
-            count += int((np.abs(block[0::2] + block[1::2]) > MOST).sum())
-    return count
+    return sum(int((np.abs(sums) > MOST).sum()) for sums in _sums(rows))
 
 
 def has_saturating_pair(rows: np.ndarray) -> bool:
-    """Tell whether there are any such neighbours, in a fifth of the time of counting them.
+    """Tell whether there are any such neighbours; it ends at the first that are found.
 
     Args:
         rows: int8 `[matrices, K, N]`.
 
     """
-    step = 2 * max(IN_CACHE // max(rows.shape[2], 1), 1)
-    whole = rows.shape[1] // 2 * 2
+    return any(sums.max() > MOST or sums.min() < -MOST for sums in _sums(rows))
+
+
+def _sums(rows: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the sums of neighbours, a slab of them at a time.
+
+    Only one of two weights of different sign counts at a time, and 255 · 128 fits.
+    """
+    pairs = rows.shape[1] // 2 if rows.shape[2] else 0
+    step = max(SLAB // max(rows.shape[2], 1), 1)
     for matrix in rows:
-        for start in range(0, whole if rows.shape[2] else 0, step):
-            block = matrix[start : min(start + step, whole)]
-            sums = np.add(block[0::2], block[1::2], dtype=np.int16)
-            if sums.max() > MOST or sums.min() < -MOST:
-                return True
-    return False
+        for start in range(0, pairs, step):
+            block = matrix[2 * start : 2 * min(start + step, pairs)]
+            yield np.add(block[0::2], block[1::2], dtype=np.int16)
 
 
 def could_saturate(node: Node, codes: np.ndarray, scheme: Scheme) -> bool:
@@ -92,4 +90,4 @@ def could_saturate(node: Node, codes: np.ndarray, scheme: Scheme) -> bool:
         return False
     transposed, group = bool(node.attribute("transB", 0)) or node.op_type == "LSTM", node.attribute("group", 1)
     rows = inner_rows(node.op_type, codes, transposed=transposed, group=group)
-    return rows is not None and saturating_pairs(rows) > 0
+    return rows is not None and has_saturating_pair(rows)
